@@ -1,0 +1,1 @@
+"""Official safetensors layouts, read in place and written."""

@@ -1,0 +1,143 @@
+"""A checkpoint folder in the official layout: its JSON files and the tensors that its index names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from relume.checkpoint.tensor_file import TensorEntry, read_header
+from relume.core import RelumeError
+
+CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder's configuration and the entries of all tensors, by official name. Nothing is read yet."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    tensors: Mapping[str, TensorEntry]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.num_bytes for entry in self.tensors.values())
+
+    def expert(self, prefix: str, expert: int) -> tuple[TensorEntry, TensorEntry, TensorEntry]:
+        """Gate [I, H], up [I, H] and down [H, I] of one expert, whether stored one by one or stacked."""
+        gate, up, down = (self._projection(prefix, expert, projection) for projection in PROJECTIONS)
+        return gate, up, down
+
+    def _projection(self, prefix: str, expert: int, projection: str) -> TensorEntry:
+        stacked = self.tensors.get(f"{prefix}.{projection}")
+        return stacked.row(expert) if stacked else self.tensors[f"{prefix}.{expert}.{projection}.weight"]
+
+    def problems(self, expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """What is missing or has another shape than `expected`, one text a tensor."""
+        found = []
+        for name, shape in expected.items():
+            entry = self.tensors.get(name)
+            if entry is None:
+                found.append(f"{name} is missing")
+            elif entry.shape != shape:
+                found.append(f"{name} has the shape {list(entry.shape)} instead of {list(shape)}")
+        return found
+
+    def expert_problems(self, prefix: str, num_experts: int, hidden: int, size: int) -> list[str]:
+        """`problems` of one layer's experts in either layout, and experts beyond the configured number."""
+        shapes = {"gate_proj": (size, hidden), "up_proj": (size, hidden), "down_proj": (hidden, size)}
+        if f"{prefix}.gate_proj" in self.tensors:
+            return self.problems({f"{prefix}.{name}": (num_experts, *shape) for name, shape in shapes.items()})
+        found = self.problems(
+            {
+                f"{prefix}.{expert}.{name}.weight": shape
+                for expert in range(num_experts)
+                for name, shape in shapes.items()
+            }
+        )
+        extra = f"{prefix}.{num_experts}.gate_proj.weight"
+        if extra in self.tensors:
+            found.append(f"{extra} exists although the configuration has {num_experts} experts")
+        return found
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read the JSON files and the headers of the shards that the index names; other files are ignored.
+
+    Raises:
+        RelumeError: no folder, no permission, a missing, damaged or truncated file, a tensor that the index
+            promises and its shard lacks.
+    """
+    if not folder.exists():
+        raise RelumeError(f"{folder}: there is no such folder")
+    if not folder.is_dir():
+        raise RelumeError(f"{folder}: not a folder; name the folder that holds {CONFIG_FILE}")
+    config = read_json(folder / CONFIG_FILE)
+    generation_path = folder / GENERATION_CONFIG_FILE
+    generation = read_json(generation_path) if _exists(generation_path) else {}
+    return Checkpoint(folder, config, generation, _read_tensors(folder))
+
+
+def shard_names(folder: Path) -> list[str]:
+    """File names of the shards, from the index, or the single file."""
+    if _exists(folder / INDEX_FILE):
+        return sorted(set(_weight_map(folder).values()))
+    return [SINGLE_FILE]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises `RelumeError` that names the file and what is wrong."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RelumeError(f"{path}: missing; a checkpoint folder needs it") from None
+    except OSError as error:
+        raise RelumeError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise RelumeError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise RelumeError(f"{path}: holds a {type(value).__name__}, an object was expected")
+    return value
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise RelumeError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    index = read_json(folder / INDEX_FILE)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise RelumeError(f"{folder / INDEX_FILE}: has no weight_map")
+    for file in weight_map.values():
+        if not isinstance(file, str) or "/" in file or "\\" in file:
+            raise RelumeError(f"{folder / INDEX_FILE}: names the shard {file!r}, which is no plain file name")
+    return weight_map
+
+
+def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
+    if not _exists(folder / INDEX_FILE):
+        if not _exists(folder / SINGLE_FILE):
+            raise RelumeError(f"{folder}: has neither {INDEX_FILE} nor {SINGLE_FILE}")
+        return read_header(folder / SINGLE_FILE)
+    weight_map = _weight_map(folder)
+    missing = [name for name in sorted(set(weight_map.values())) if not _exists(folder / name)]
+    if missing:
+        raise RelumeError(f"{folder}: missing shards: {', '.join(missing)}; fetch them again")
+    headers = {name: read_header(folder / name) for name in sorted(set(weight_map.values()))}
+    absent = [name for name, file in weight_map.items() if name not in headers[file]]
+    if absent:
+        raise RelumeError(f"{folder}: tensors that the index names but their shards lack: {', '.join(absent)}")
+    return {name: headers[file][name] for name, file in weight_map.items()}

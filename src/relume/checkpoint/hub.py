@@ -1,0 +1,75 @@
+"""From what a user calls a model to a local folder; downloads from the hub what the index names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from relume.checkpoint.folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, shard_names
+from relume.checkpoint.tokenizer import TOKENIZER_FILES
+from relume.core import RelumeError
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def resolve_model(
+    model: str | Path, revision: str | None = None, offline: bool = False, weights: bool = True
+) -> Path:
+    """The folder of `model`: a path, or a hub id `organisation/name`, which is downloaded or resumed.
+
+    Args:
+        model: an existing folder wins over a hub id of the same spelling.
+        revision: branch, tag or commit on the hub.
+        offline: use only what was downloaded before.
+        weights: also fetch the shards, not only configuration, index and tokenizer.
+
+    Raises:
+        RelumeError: neither a folder nor a hub id, or the download failed.
+    """
+    path = Path(model)
+    if path.exists() or not _HUB_ID.fullmatch(str(model)):
+        if revision is not None:
+            raise RelumeError(f"{model}: a local folder has no revision; leave --revision out")
+        if not path.exists():
+            raise RelumeError(f"{model}: no such folder, and not a hub id of the form organisation/name")
+        return path
+    return _download(str(model), revision, offline, weights)
+
+
+def _download(hub_id: str, revision: str | None, offline: bool, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    def fetch(names: list[str]) -> Path:
+        # The library resumes partial files and shows its own progress in bytes.
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=names, local_files_only=offline))
+
+    try:
+        folder = fetch([CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, *TOKENIZER_FILES])
+        return fetch(shard_names(folder)) if weights else folder
+    except GatedRepoError:
+        raise RelumeError(
+            f"{hub_id}: access is gated; accept its terms on the hub and log in (hf auth login)"
+        ) from None
+    except RevisionNotFoundError:
+        raise RelumeError(f"{hub_id}: the hub has no revision {revision!r}") from None
+    except RepositoryNotFoundError:
+        raise RelumeError(
+            f"{hub_id}: no folder here and no model on the hub has this name (or it is private)"
+        ) from None
+    except LocalEntryNotFoundError:
+        way_out = (
+            "download it once without --offline" if offline else "check the network and try again; it resumes"
+        )
+        raise RelumeError(
+            f"{hub_id}: not all of it is on this machine and the hub was not reached; {way_out}"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise RelumeError(f"{hub_id}: the download failed ({reason}); run it again to resume") from None

@@ -1,0 +1,153 @@
+"""Where tensors lie inside safetensors files, and reading them without a second copy.
+
+The format: 8 bytes little-endian header length, a JSON header, the data. relume reads byte ranges itself
+because it needs single experts in place, and the file and offset of a failed read; writing uses the
+safetensors library.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from relume.core import RelumeError
+
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor in a file. `offset` counts bytes from the start of the file."""
+
+    name: str
+    path: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensor's data."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def row(self, index: int) -> TensorEntry:
+        """The sub-tensor at `index` of the first dimension."""
+        offset = self.offset + index * (self.num_bytes // self.shape[0])
+        return TensorEntry(f"{self.name}[{index}]", self.path, self.dtype, self.shape[1:], offset)
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """Entries of one safetensors file.
+
+    Raises:
+        RelumeError: the file is missing, unreadable, no safetensors file, or shorter than its header says.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+                raise RelumeError(
+                    f"{path}: no complete safetensors header in its {size} bytes; fetch this file again"
+                )
+            header = json.loads(file.read(length))
+    except FileNotFoundError:
+        raise RelumeError(f"{path}: this shard is missing; fetch it again") from None
+    except OSError as error:
+        raise RelumeError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        if isinstance(error, RelumeError):
+            raise
+        raise RelumeError(f"{path}: its safetensors header is damaged; fetch this file again") from None
+    entries = {}
+    for name, info in header.items():
+        if name == "__metadata__":
+            continue
+        entries[name] = entry = _entry(path, name, info, base=8 + length)
+        end = entry.offset + entry.num_bytes
+        if end > size:
+            raise RelumeError(
+                f"{path}: truncated: {name} needs the bytes {entry.offset}..{end} but the file ends at {size}; "
+                "fetch this file again"
+            )
+    return entries
+
+
+def _entry(path: Path, name: str, info: dict[str, object], base: int) -> TensorEntry:
+    try:
+        dtype, shape, offsets = str(info["dtype"]), info["shape"], info["data_offsets"]
+        begin, end = (int(offset) for offset in offsets)  # type: ignore[attr-defined]
+        shape = tuple(int(size) for size in shape)  # type: ignore[attr-defined]
+    except (KeyError, TypeError, ValueError):
+        raise RelumeError(f"{path}: its header describes {name} wrongly; fetch this file again") from None
+    if dtype not in DTYPES:
+        raise RelumeError(f"{path}: {name} has the type {dtype}; relume reads {', '.join(DTYPES)}")
+    entry = TensorEntry(name, path, DTYPES[dtype], shape, base + begin)
+    if end - begin != entry.num_bytes:
+        raise RelumeError(
+            f"{path}: {name} of shape {list(shape)} needs {entry.num_bytes} bytes; its header gives {end - begin}"
+        )
+    return entry
+
+
+class TensorReader:
+    """Reads entries into tensors that the caller owns, through one file descriptor per file."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Path, int] = {}
+
+    def read(self, entry: TensorEntry, out: torch.Tensor) -> None:
+        """Fill `out` (contiguous, any device and float type) with the tensor of `entry`.
+
+        Beyond `out`, at most the tensor's own bytes are held, and only if type or device differ.
+
+        Raises:
+            RelumeError: the file ended early or could not be read; names file and offset.
+        """
+        if tuple(out.shape) != entry.shape:
+            raise RelumeError(f"{entry.name} has the shape {list(entry.shape)}; {list(out.shape)} was expected")
+        direct = out.dtype == entry.dtype and out.device.type == "cpu" and out.is_contiguous()
+        target = out if direct else torch.empty(entry.shape, dtype=entry.dtype)
+        if target.numel():
+            self._fill(entry, target.reshape(-1).view(torch.uint8).numpy().data)
+        if not direct:
+            out.copy_(target)
+
+    def _fill(self, entry: TensorEntry, buffer: memoryview) -> None:
+        descriptor = self._open(entry.path)
+        done = 0
+        while done < len(buffer):
+            position = entry.offset + done
+            try:
+                count = os.preadv(descriptor, [buffer[done:]], position)
+            except OSError as error:
+                raise RelumeError(
+                    f"{entry.path}: reading {entry.name} at byte {position} failed ({error.strerror})"
+                ) from None
+            if count == 0:
+                raise RelumeError(
+                    f"{entry.path}: truncated: {entry.name} ends early, at byte {position} of the needed "
+                    f"{entry.offset + len(buffer)}; fetch this file again"
+                )
+            done += count
+
+    def _open(self, path: Path) -> int:
+        if path not in self._descriptors:
+            try:
+                self._descriptors[path] = os.open(path, os.O_RDONLY)
+            except OSError as error:
+                raise RelumeError(f"{path}: cannot be opened ({error.strerror})") from None
+        return self._descriptors[path]
+
+    def close(self) -> None:
+        """Close all files; the reader can go on to be used."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()

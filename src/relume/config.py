@@ -1,0 +1,241 @@
+"""Frozen configurations that validate themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from relume.core import RelumeError
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `RelumeError(message)` unless `condition` holds."""
+    if not condition:
+        raise RelumeError(message)
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """How one MoE layer chooses experts.
+
+    Attributes:
+        score_function: `sigmoid` (LLaDA2) or `softmax` (SDAR).
+        has_bias: a per-expert bias is added to the scores for selection only, never to the weights.
+        num_groups, kept_groups: group-limited top-k; 1 and 1 mean no groups.
+        normalise: divide the chosen scores by their sum; `scale` multiplies afterwards.
+        capacity: experts admitted per window of `capacity_window` tokens (LLaDA2.2); 0 means no such limit.
+            It takes precedence over the groups, which 2.2 checkpoints still declare.
+    """
+
+    num_experts: int
+    top_k: int
+    score_function: str = "sigmoid"
+    has_bias: bool = True
+    num_groups: int = 1
+    kept_groups: int = 1
+    normalise: bool = True
+    scale: float = 1.0
+    capacity: int = 0
+    capacity_window: int = 32
+
+    def __post_init__(self) -> None:
+        require(
+            self.score_function in {"sigmoid", "softmax"},
+            f"score_function is {self.score_function!r}; known are sigmoid and softmax",
+        )
+        require(
+            1 <= self.top_k <= self.num_experts,
+            f"num_experts_per_tok is {self.top_k}, which must lie in 1..num_experts ({self.num_experts})",
+        )
+        require(
+            self.num_groups >= 1 and self.num_experts % self.num_groups == 0,
+            f"n_group is {self.num_groups}, which must divide num_experts ({self.num_experts})",
+        )
+        require(
+            1 <= self.kept_groups <= self.num_groups,
+            f"topk_group is {self.kept_groups}, which must lie in 1..n_group ({self.num_groups})",
+        )
+        if self.capacity:
+            require(
+                self.top_k <= self.capacity <= self.num_experts,
+                f"expert_capacity is {self.capacity}, which must lie in num_experts_per_tok..num_experts "
+                f"({self.top_k}..{self.num_experts})",
+            )
+        else:
+            reachable = self.kept_groups * (self.num_experts // self.num_groups)
+            require(
+                self.top_k <= reachable,
+                f"num_experts_per_tok is {self.top_k} but the {self.kept_groups} kept groups hold only "
+                f"{reachable} experts",
+            )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a model, in relume's words; a family translates its `config.json` into one.
+
+    `shared_size` is the width of the shared expert (0: none); `dense_size` that of the first
+    `num_dense_layers` feed-forward layers. Token ids that a checkpoint lacks are `None`.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    num_dense_layers: int
+    dense_size: int
+    expert_size: int
+    shared_size: int
+    router: RouterConfig
+    max_context: int
+    block_length: int
+    tie_embeddings: bool = False
+    mask_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    delete_token_id: int | None = None
+    split_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "expert_size",
+            "max_context",
+            "block_length",
+        ):
+            require(getattr(self, name) >= 1, f"config: {name} is {getattr(self, name)}, which must be positive")
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"config: num_attention_heads ({self.num_heads}) is no multiple of num_key_value_heads "
+            f"({self.num_kv_heads})",
+        )
+        require(
+            0 < self.rotary_dim <= self.head_dim and self.rotary_dim % 2 == 0,
+            f"config: the rotary dimension is {self.rotary_dim}; it must be even and at most head_dim "
+            f"({self.head_dim})",
+        )
+        for name in ("mask_token_id", "delete_token_id", "split_token_id"):
+            token = getattr(self, name)
+            require(
+                token is None or 0 <= token < self.vocab_size,
+                f"config: {name} is {token}, outside the vocabulary of {self.vocab_size}",
+            )
+
+    @property
+    def moe_layers(self) -> range:
+        """Indices of the layers that hold experts."""
+        return range(self.num_dense_layers, self.num_layers)
+
+    @property
+    def parameters_per_expert(self) -> int:
+        """Weights in one routed expert (gate, up and down projections)."""
+        return 3 * self.hidden_size * self.expert_size
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Key and value elements that one token adds to the cache, over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class DecodingConfig:
+    """How one request is decoded. `None` leaves a choice to the model or the decoder.
+
+    Attributes:
+        decoder: `threshold` (LLaDA2.0), `joint` (2.1) or `indel` (2.2).
+        mode: of `joint`: `quality` or `speed`, which set the published thresholds (.7/.5 and .5/.0).
+        threshold: a masked position commits when its confidence is greater.
+        edit_threshold: a committed token changes when another is predicted with a greater confidence.
+        block_length: positions decoded together.
+        iterations: denoising iterations over which a block's quota of commits is spread; `block_length` gives
+            at least one commit an iteration.
+        max_post_iterations: of `joint` and `indel`: iterations after the last mask is gone.
+        max_tokens: the longest answer.
+        temperature: 0 is argmax, ties to the lowest id. `top_k` 0 and `top_p` 1 filter nothing.
+        seed: of this request's own random draws.
+        stop: strings that end the answer; they are not part of it.
+        ignore_eos: decode `max_tokens` whatever the model says (for measurements).
+        eos_early_stop: of `threshold`: leave a block as soon as nothing before a committed end of text is
+            masked. The answer is the same, with fewer iterations.
+    """
+
+    decoder: str | None = None
+    mode: str = "quality"
+    threshold: float | None = None
+    edit_threshold: float | None = None
+    block_length: int | None = None
+    iterations: int | None = None
+    max_post_iterations: int = 16
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    eos_early_stop: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        require(self.mode in {"quality", "speed"}, f"mode is {self.mode!r}: choose quality or speed")
+        require(all(self.stop), "a stop string is empty: leave it out")
+        for name in ("threshold", "edit_threshold"):
+            value = getattr(self, name)
+            require(value is None or 0.0 <= value <= 1.0, f"{name} is {value}: it must lie in 0..1")
+        for name, least in (
+            ("block_length", 1),
+            ("iterations", 1),
+            ("max_tokens", 1),
+            ("max_post_iterations", 0),
+            ("top_k", 0),
+        ):
+            value = getattr(self, name)
+            require(value is None or value >= least, f"{name} is {value}: it must be at least {least}")
+        require(self.temperature >= 0.0, f"temperature is {self.temperature}: it must be 0 (argmax) or more")
+        require(0.0 < self.top_p <= 1.0, f"top_p is {self.top_p}: it must be above 0 and at most 1")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build from keyword values. Raises `RelumeError` that lists the known keys for an unknown one."""
+        known = [f.name for f in fields(cls)]
+        for key in values:
+            require(key in known, f"unknown decoding option {key!r}: known are {', '.join(known)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine runs.
+
+    Attributes:
+        dtype: `auto` (the checkpoint's), `float32` or `bfloat16`.
+        device: a torch device, `cpu` or `cuda`.
+        prefill_blocks: blocks of a prompt in one forward; bounds the activations that a long prompt takes.
+        max_batch: requests that decode together; more wait their turn.
+    """
+
+    dtype: str = "auto"
+    device: str = "cpu"
+    prefill_blocks: int = 16
+    max_batch: int = 32
+
+    def __post_init__(self) -> None:
+        require(
+            self.dtype in {"auto", "float32", "bfloat16"},
+            f"dtype is {self.dtype!r}: choose auto, float32 or bfloat16",
+        )
+        require(self.prefill_blocks >= 1, f"prefill_blocks is {self.prefill_blocks}: it must be at least 1")
+        require(self.max_batch >= 1, f"max_batch is {self.max_batch}: it must be at least 1")

@@ -1,0 +1,297 @@
+"""The public engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+import relume
+from relume.checkpoint.folder import open_checkpoint
+from relume.checkpoint.hub import resolve_model
+from relume.checkpoint.tokenizer import Tokenizer
+from relume.config import DecodingConfig, EngineConfig, ModelConfig, require
+from relume.core import RelumeError
+from relume.engine.events import Event, GenerationResult, Statistics
+from relume.engine.scheduler import Scheduler, Usage
+from relume.engine.sequence import DecodingSequence, Phase
+from relume.machine.memory import peak_rss_bytes
+from relume.model.batch import Segment
+from relume.model.families import identify
+from relume.model.kv_cache import KVCache
+from relume.model.loading import LoadedModel, Progress, compute_dtype, load_model
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to answer, in exactly one of three forms, and how to decode it.
+
+    Attributes:
+        prompt: plain text, not wrapped in a chat template.
+        messages: a conversation of `{"role": ..., "content": ...}`, through the model's chat template.
+        input_ids: token ids.
+        decoding: see `DecodingConfig`.
+    """
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    input_ids: Sequence[int] | None = None
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+
+    def __post_init__(self) -> None:
+        given = sum(part is not None for part in (self.prompt, self.messages, self.input_ids))
+        require(given == 1, f"give exactly one of prompt, messages and input_ids, not {given}")
+
+
+class Engine:
+    """A loaded model that decodes requests exactly. Make one with `Engine.load`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: ModelConfig,
+        model: LoadedModel,
+        engine: EngineConfig,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self._model = model
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._unreported_bytes = model.bytes_read
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        prefill_blocks: int = 16,
+        max_batch: int = 32,
+        revision: str | None = None,
+        offline: bool = False,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Load a checkpoint.
+
+        Args:
+            model: a folder in the official layout, or a hub id.
+            dtype: `float32` (bit-identical whatever runs beside a request), `bfloat16`, or `auto`.
+            device: where it runs, `cpu` or `cuda`.
+            prefill_blocks: blocks of a prompt in one forward.
+            max_batch: requests decoded together.
+            revision, offline: of a hub id; see `resolve_model`.
+            progress: called with (bytes since the last call, bytes in all) while weights are read.
+
+        Raises:
+            RelumeError: one line that says what is wrong with the checkpoint or the arguments.
+        """
+        engine = EngineConfig(dtype=dtype, device=device, prefill_blocks=prefill_blocks, max_batch=max_batch)
+        try:
+            target = torch.device(device)
+            torch.empty(0, device=target)
+        except (RuntimeError, AssertionError) as error:
+            raise RelumeError(f"device {device!r} cannot be used ({str(error).splitlines()[0]})") from None
+        folder = resolve_model(model, revision, offline)
+        checkpoint = open_checkpoint(folder)
+        family, config = identify(checkpoint)
+        loaded = load_model(
+            checkpoint,
+            family,
+            config,
+            compute_dtype(checkpoint, dtype),
+            target,
+            progress or (lambda _read, _total: None),
+        )
+        try:
+            tokenizer = Tokenizer(folder)
+        except RelumeError:
+            tokenizer = None
+        return cls(folder, config, loaded, engine, tokenizer)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises `RelumeError` that says why there is none."""
+        return self._tokenizer or Tokenizer(self.folder)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        input_ids: Sequence[int] | None = None,
+        **decoding: Any,
+    ) -> GenerationResult:
+        """Answer one request; keyword arguments are those of `DecodingConfig`.
+
+        Raises:
+            RelumeError: a wrong argument; nothing was decoded.
+        """
+        stream = self.stream(prompt, messages=messages, input_ids=input_ids, **decoding)
+        for _ in stream:
+            pass
+        return stream.result
+
+    def generate_batch(
+        self, requests: Sequence[Request], on_event: Callable[[int, Event], None] | None = None
+    ) -> list[GenerationResult]:
+        """Answer several requests together, results in their order.
+
+        In float32 each result is, bit for bit, what the request gives alone.
+        """
+        make = [self._sequence_maker(request) for request in requests]
+        scheduler = Scheduler(self._model, self._engine.max_batch)
+        for index, make_sequence in enumerate(make):
+            scheduler.add(index, make_sequence)
+        results: dict[int, GenerationResult] = {}
+        while scheduler.busy:
+            for index, sequence, events in scheduler.step():
+                for event in events:
+                    if on_event is not None:
+                        on_event(index, event)
+                if sequence.phase is Phase.DONE:
+                    results[index] = self._result(sequence, scheduler.usage[index])
+        return [results[index] for index in range(len(requests))]
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        input_ids: Sequence[int] | None = None,
+        **decoding: Any,
+    ) -> Stream:
+        """Decode one request event by event; see `Stream`."""
+        request = Request(prompt, messages, input_ids, DecodingConfig.from_mapping(decoding))
+        return Stream(self, self._sequence_maker(request)())
+
+    def logits(
+        self, input_ids: Sequence[int], *, block_length: int | None = None, prefill_blocks: int | None = None
+    ) -> torch.Tensor:
+        """Logits of one strictly block-causal pass over `input_ids`.
+
+        Args:
+            input_ids: token ids; the last block may be partial.
+            block_length: positions that see each other; the model's by default.
+            prefill_blocks: blocks in one forward; all of them by default.
+
+        Returns:
+            `[tokens, vocab]` float32.
+        """
+        length = block_length or self.config.block_length
+        require(len(input_ids) > 0, "input_ids is empty: give at least one token")
+        tokens = torch.tensor(input_ids, dtype=torch.int64, device=self._model.transformer.device)
+        require(
+            bool(((tokens >= 0) & (tokens < self.config.vocab_size)).all()),
+            f"input_ids reach outside the vocabulary of {self.config.vocab_size}",
+        )
+        cache = self._make_cache(len(tokens))
+        found = []
+        for part in tokens.split(length * prefill_blocks if prefill_blocks else len(tokens)):
+            rows = torch.arange(len(part), device=part.device)
+            found += self._model.transformer.forward([Segment(part, cache, rows, length)])
+            cache.commit(len(part))
+        return torch.cat(found)
+
+    def _sequence_maker(self, request: Request) -> Callable[[], DecodingSequence]:
+        if request.messages is not None:
+            prompt = self.tokenizer.encode_chat(request.messages)
+        elif request.prompt is not None:
+            prompt = self.tokenizer.encode(request.prompt)
+        else:
+            prompt = [int(token) for token in request.input_ids or ()]
+        decode = None if self._tokenizer is None else self._tokenizer.decode
+        return lambda: DecodingSequence(
+            prompt, request.decoding, self.config, self._make_cache, decode, self._engine.prefill_blocks
+        )
+
+    def _make_cache(self, capacity: int) -> KVCache:
+        transformer = self._model.transformer
+        return KVCache(self.config, capacity, transformer.dtype, transformer.device)
+
+    def _result(self, sequence: DecodingSequence, usage: Usage) -> GenerationResult:
+        wall_s = time.perf_counter() - sequence.started
+        num_tokens = len(sequence.ending.token_ids)
+        from_disk, self._unreported_bytes = self._unreported_bytes, 0
+        active = usage.active / usage.layer_calls if usage.layer_calls else 0.0
+        statistics = Statistics(
+            num_tokens=num_tokens,
+            num_iterations=len(sequence.commits),
+            wall_s=wall_s,
+            tpot_ms=1000.0 * wall_s / max(1, num_tokens),
+            hit_rate=1.0,
+            utilisation=active / self.config.router.num_experts,
+            active_experts=active,
+            bytes_from_disk=from_disk,
+            bytes_to_device=from_disk,
+            stall_s=0.0,
+            compute_s=usage.compute_s,
+            prefetch_useful=0,
+            prefetch_wasted=0,
+            peak_rss_bytes=peak_rss_bytes(),
+            strategy="full",
+            expert_memory_bytes=self._model.expert_bytes,
+            lossless=True,
+            fallbacks=tuple(relume.startup_fallbacks),
+            kind="measured",
+            hardware=str(self._model.transformer.device),
+        )
+        return GenerationResult(
+            text=sequence.ending.text,
+            token_ids=sequence.ending.token_ids,
+            finish_reason=sequence.ending.reason or "cancelled",
+            canvas=sequence.canvas,
+            commits=tuple(sequence.commits),
+            statistics=statistics,
+        )
+
+
+class Stream(Iterator[Event]):
+    """Events of one request: an `IterationEvent` per iteration, a `BlockEvent` per finished block.
+
+    Iterating drives the decoding. `cancel` may be called from any thread: the iteration under way ends,
+    then the stream does. `result` holds the answer once the stream has ended.
+    """
+
+    def __init__(self, engine: Engine, sequence: DecodingSequence) -> None:
+        self._engine = engine
+        self._sequence = sequence
+        self._scheduler = Scheduler(engine._model, max_batch=1)
+        self._scheduler.add(0, lambda: sequence)
+        self._cancelled = False
+        self._pending: list[Event] = []
+        self._result: GenerationResult | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        while not self._pending:
+            if self._result is not None:
+                raise StopIteration
+            if self._cancelled:
+                self._sequence.cancel()
+            else:
+                self._pending = [event for _, _, events in self._scheduler.step() for event in events]
+            if self._sequence.phase is Phase.DONE:
+                self._result = self._engine._result(self._sequence, self._scheduler.usage.get(0, Usage()))
+        return self._pending.pop(0)
+
+    def cancel(self) -> None:
+        """End the stream early; `result` keeps the blocks that were finished."""
+        self._cancelled = True
+
+    @property
+    def result(self) -> GenerationResult:
+        """The finished request. Raises `RelumeError` while events are left."""
+        if self._result is None:
+            raise RelumeError("the stream has not ended: iterate to its end or cancel it first")
+        return self._result

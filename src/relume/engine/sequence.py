@@ -1,0 +1,180 @@
+"""One request under way: which tokens its next forward takes, and what to do with the logits."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from relume.config import DecodingConfig, ModelConfig, require
+from relume.decoding import make_decoder
+from relume.decoding.block import Step
+from relume.engine.ending import AnswerCutter, Ending
+from relume.engine.events import BlockEvent, Event, IterationEvent
+from relume.model.batch import Segment
+from relume.model.kv_cache import KVCache
+
+
+class Phase(enum.Enum):
+    """What the next forward of a sequence is for."""
+
+    PREFILL = "prefill"
+    DENOISE = "denoise"
+    COMMIT = "commit"
+    DONE = "done"
+
+
+class DecodingSequence:
+    """Walks a canvas: prefill the prompt's whole blocks, then denoise and commit block after block.
+
+    Everything that decides its tokens is its own: block state, random generator, K/V cache.
+
+    Args:
+        prompt: token ids.
+        decoding: how to decode.
+        model: the model's shape.
+        make_cache: allocates a cache for a number of positions.
+        decode: token ids to text, or `None` without a tokenizer.
+        prefill_blocks: blocks of the prompt in one forward.
+
+    Raises:
+        RelumeError: the prompt is empty, holds unknown ids, or does not fit the model's context.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        decoding: DecodingConfig,
+        model: ModelConfig,
+        make_cache: Callable[[int], KVCache],
+        decode: Callable[[Sequence[int]], str] | None,
+        prefill_blocks: int,
+    ) -> None:
+        require(len(prompt) > 0, "the prompt is empty: give at least one token")
+        unknown = [token for token in prompt if not 0 <= token < model.vocab_size]
+        require(
+            not unknown,
+            f"the prompt holds the token id {unknown[:1]}, outside the vocabulary of {model.vocab_size}",
+        )
+        require(not decoding.stop or decode is not None, "stop strings need a tokenizer, and this model has none")
+        self.decoder = make_decoder(decoding, model)
+        self.block_length = self.decoder.block_length
+        if model.router.capacity:
+            require(
+                self.block_length % model.router.capacity_window == 0,
+                f"block_length is {self.block_length}: this model admits experts per "
+                f"{model.router.capacity_window} tokens, so it must be a multiple of that",
+            )
+        self.num_blocks = -(-(len(prompt) + decoding.max_tokens) // self.block_length)
+        require(
+            len(prompt) + decoding.max_tokens <= model.max_context,
+            f"{len(prompt)} prompt tokens and max_tokens {decoding.max_tokens} exceed the model's context of "
+            f"{model.max_context}: shorten the prompt or lower max_tokens",
+        )
+        self.prompt = tuple(prompt)
+        self.cache = make_cache(self.num_blocks * self.block_length)
+        self.commits: list[int] = []
+        self.started = time.perf_counter()
+        self._prefill_tokens = prefill_blocks * self.block_length
+        self._prompt_blocks = len(prompt) // self.block_length
+        self._cutter = AnswerCutter(decoding, model.eos_token_ids, decode)
+        self._generator = torch.Generator().manual_seed(decoding.seed)
+        self._sampled = decoding.temperature > 0.0
+        self._finished_tokens: list[int] = list(prompt[: self._prompt_blocks * self.block_length])
+        self._block = self._prompt_blocks
+        self._state = self.decoder.begin(torch.tensor(prompt[len(self._finished_tokens) :], dtype=torch.int64))
+        self._emitted_tokens, self._emitted_text = 0, 0
+        self.ending = Ending((), None if decode is None else "", None)
+        self.phase = Phase.PREFILL if self._prompt_blocks else Phase.DENOISE
+
+    @property
+    def canvas(self) -> tuple[int, ...]:
+        """Prompt and decoded blocks as they are now."""
+        if self.phase is Phase.DONE:
+            return tuple(self._finished_tokens)
+        return (*self._finished_tokens, *self._state.tokens.tolist())
+
+    def segment(self, device: torch.device) -> Segment:
+        """The tokens of the next forward."""
+        rows = torch.empty(0, dtype=torch.int64)
+        if self.phase is Phase.PREFILL:
+            start = self.cache.length
+            stop = min(start + self._prefill_tokens, self._prompt_blocks * self.block_length)
+            tokens = torch.tensor(self.prompt[start:stop], dtype=torch.int64)
+        else:
+            tokens = self._state.tokens
+            if self.phase is Phase.DENOISE:
+                rows = self.decoder.rows(self._state)
+        return Segment(tokens.to(device), self.cache, rows.to(device), self.block_length)
+
+    def advance(self, segment: Segment, logits: torch.Tensor) -> list[Event]:
+        """Take the result of the forward over `segment`; return what happened."""
+        if self.phase is Phase.PREFILL:
+            self.cache.commit(segment.num_tokens)
+            if self.cache.length == self._prompt_blocks * self.block_length:
+                self.phase = Phase.DENOISE
+            return []
+        if self.phase is Phase.COMMIT:
+            self._next_block()
+            return []
+        uniforms = None
+        if self._sampled:
+            uniforms = torch.rand(self.block_length, generator=self._generator, dtype=torch.float64)
+        step = self.decoder.step(self._state, logits, uniforms)
+        events: list[Event] = [self._iteration_event(step)]
+        self.commits.append(len(step.committed))
+        self._state = step.state
+        if self._state.finished:
+            events.append(self._finish_block())
+        return events
+
+    def cancel(self) -> None:
+        """End the request with the blocks that are finished."""
+        if self.phase is not Phase.DONE:
+            self.ending = Ending(self.ending.token_ids, self.ending.text, "cancelled")
+            self.phase = Phase.DONE
+
+    def _finish_block(self) -> BlockEvent:
+        start = self._block * self.block_length
+        self._finished_tokens += self._state.tokens.tolist()
+        self.ending = self._cutter.cut(self._finished_tokens[len(self.prompt) :])
+        text = self._cutter.certain_text(self.ending)
+        event = BlockEvent(
+            block=self._block,
+            start=start,
+            token_ids=self.ending.token_ids[self._emitted_tokens :],
+            text=None if text is None else text[self._emitted_text :],
+            last=self.ending.reason is not None,
+        )
+        self._emitted_tokens = len(self.ending.token_ids)
+        self._emitted_text = len(text or "")
+        if event.last:
+            self.phase = Phase.DONE
+        elif self._state.cache_is_final:
+            self._next_block()
+        else:
+            self.phase = Phase.COMMIT
+        return event
+
+    def _next_block(self) -> None:
+        self.cache.commit(self.block_length)
+        self._block += 1
+        self._state = self.decoder.begin(torch.empty(0, dtype=torch.int64))
+        self.phase = Phase.DENOISE
+
+    def _iteration_event(self, step: Step) -> IterationEvent:
+        start = self._block * self.block_length
+        changed = torch.cat((step.committed, step.edited)).sort().values
+        return IterationEvent(
+            block=self._block,
+            start=start,
+            iteration=self._state.iteration,
+            positions=tuple((changed + start).tolist()),
+            tokens=tuple(step.state.tokens[changed].tolist()),
+            confidences=tuple(step.confidence[changed].tolist()),
+            edits=tuple((step.edited + start).tolist()),
+            token_ids=tuple(step.state.tokens.tolist()),
+            masked=tuple(step.state.masked.tolist()),
+        )

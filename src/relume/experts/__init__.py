@@ -1,0 +1,1 @@
+"""Where experts lie and how their outputs are computed."""

@@ -1,0 +1,1 @@
+"""What this computer has, and how torch's threads behave on it."""

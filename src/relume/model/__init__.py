@@ -1,0 +1,1 @@
+"""The transformer around the experts, and the families of checkpoints that it runs."""

@@ -1,0 +1,127 @@
+"""What a family of checkpoints has to tell: how its config.json reads and how its tensors are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from relume.checkpoint.folder import Checkpoint
+from relume.config import ModelConfig
+from relume.core import RelumeError
+
+#: One weight of the model: official tensors with their shapes, joined along the first dimension.
+Parts = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class WeightNames(Protocol):
+    """Official tensors of each weight that the transformer asks for."""
+
+    def __call__(self, config: ModelConfig) -> dict[str, Parts]:
+        """Parts by relume's name: `embeddings`, `final_norm`, `lm_head`, `layers.N.ROLE`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family is one file that fills this in, and a line in `families`.
+
+    Attributes:
+        architectures: values of `architectures` in config.json.
+        read_config: translates config.json (and generation_config.json) into a `ModelConfig`.
+        weights: names of everything but the routed experts.
+        experts_prefix: official name of a layer's experts up to `.experts`, with `{layer}`.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    read_config: Callable[[Mapping[str, Any], Mapping[str, Any]], ModelConfig]
+    weights: WeightNames
+    experts_prefix: str
+
+
+class ConfigReader:
+    """Typed access to a config.json; every complaint names the key."""
+
+    def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any]) -> None:
+        self._values = values
+        self._generation = generation
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """An integer; required unless there is a default."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RelumeError(f"config.json: {key} is {value!r}, an integer was expected")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """An integer or a float; required unless there is a default."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise RelumeError(f"config.json: {key} is {value!r}, a number was expected")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean; null counts as absent."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise RelumeError(f"config.json: {key} is {value!r}, true or false was expected")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """A string; null counts as absent."""
+        return str(self._get(key, default))
+
+    def rotary(self, key: str, default: float) -> float:
+        """A rotary-embedding number, at the top level or in `rope_parameters` (transformers 5)."""
+        parameters = self._values.get("rope_parameters") or {}
+        return float(parameters[key]) if key in parameters else self.number(key, default)
+
+    def refuse_rope_scaling(self) -> None:
+        """Raise for a rotary scaling, which relume does not compute."""
+        for key in ("rope_scaling", "rope_parameters"):
+            kind = (self._values.get(key) or {}).get("rope_type", "default")
+            if kind != "default":
+                raise RelumeError(
+                    f"config.json: {key} asks for the rotary scaling {kind!r}, which relume does not know"
+                )
+
+    def token_id(self, key: str, default: int | None, vocab_size: int) -> int | None:
+        """A token id, or the family's published one if the vocabulary reaches that far."""
+        if self._values.get(key) is not None:
+            return self.integer(key)
+        return default if default is not None and default < vocab_size else None
+
+    def eos_token_ids(self, default: int, vocab_size: int) -> tuple[int, ...]:
+        """End-of-text ids from both files, else the family's published one."""
+        found: list[int] = []
+        for source in (self._values, self._generation):
+            value = source.get("eos_token_id")
+            found += value if isinstance(value, list) else [value] if value is not None else []
+        for token in found:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise RelumeError(f"config: eos_token_id {token!r} is no token of a vocabulary of {vocab_size}")
+        return tuple(dict.fromkeys(found)) or ((default,) if default < vocab_size else ())
+
+    def _get(self, key: str, default: float | str | None) -> object:
+        value = self._values.get(key)
+        if value is None:
+            if default is None:
+                raise RelumeError(f"config.json: {key} is missing")
+            return default
+        return value
+
+
+def layer_problems(family: Family, config: ModelConfig, checkpoint: Checkpoint) -> list[str]:
+    """Every tensor that is missing or misshapen, and layers or experts beyond the configuration."""
+    expected = {name: shape for parts in family.weights(config).values() for name, shape in parts}
+    found = checkpoint.problems(expected)
+    for layer in config.moe_layers:
+        prefix = family.experts_prefix.format(layer=layer)
+        found += checkpoint.expert_problems(
+            prefix, config.router.num_experts, config.hidden_size, config.expert_size
+        )
+    beyond = f"model.layers.{config.num_layers}."
+    if any(name.startswith(beyond) for name in checkpoint.tensors):
+        found.append(f"{beyond}* exists although the configuration has {config.num_layers} layers")
+    return found
