@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from relume.core import RelumeError
+
+DecoderName = Literal["threshold", "joint", "indel"]
+JointMode = Literal["quality", "speed"]
+DTypeName = Literal["auto", "float32", "bfloat16"]
 
 
 def require(condition: bool, message: str) -> None:
     """Raise `RelumeError(message)` unless `condition` holds."""
     if not condition:
         raise RelumeError(message)
+
+
+def require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise `RelumeError` that lists the choices unless `value` is one of them."""
+    names = ", ".join(str(choice) for choice in choices if choice is not None)
+    require(value in choices, f"unknown {name} {value!r}: choose one of {names}")
 
 
 @dataclass(frozen=True)
@@ -170,8 +180,8 @@ class DecodingConfig:
             masked. The answer is the same, with fewer iterations.
     """
 
-    decoder: str | None = None
-    mode: str = "quality"
+    decoder: DecoderName | None = None
+    mode: JointMode = "quality"
     threshold: float | None = None
     edit_threshold: float | None = None
     block_length: int | None = None
@@ -190,7 +200,8 @@ class DecodingConfig:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
-        require(self.mode in {"quality", "speed"}, f"mode is {self.mode!r}: choose quality or speed")
+        require_choice("decoder", self.decoder, (None, *get_args(DecoderName)))
+        require_choice("mode", self.mode, get_args(JointMode))
         require(all(self.stop), "a stop string is empty: leave it out")
         for name in ("threshold", "edit_threshold"):
             value = getattr(self, name)
@@ -227,15 +238,12 @@ class EngineConfig:
         max_batch: requests that decode together; more wait their turn.
     """
 
-    dtype: str = "auto"
+    dtype: DTypeName = "auto"
     device: str = "cpu"
     prefill_blocks: int = 16
     max_batch: int = 32
 
     def __post_init__(self) -> None:
-        require(
-            self.dtype in {"auto", "float32", "bfloat16"},
-            f"dtype is {self.dtype!r}: choose auto, float32 or bfloat16",
-        )
+        require_choice("dtype", self.dtype, get_args(DTypeName))
         require(self.prefill_blocks >= 1, f"prefill_blocks is {self.prefill_blocks}: it must be at least 1")
         require(self.max_batch >= 1, f"max_batch is {self.max_batch}: it must be at least 1")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch  # only named in annotations: commands that compute nothing start without it
 
 T = TypeVar("T")
 

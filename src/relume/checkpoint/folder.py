@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from relume.checkpoint.tensor_file import TensorEntry, read_header
 from relume.core import RelumeError
 
@@ -141,3 +143,12 @@ def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
     if absent:
         raise RelumeError(f"{folder}: tensors that the index names but their shards lack: {', '.join(absent)}")
     return {name: headers[file][name] for name, file in weight_map.items()}
+
+
+def stored_dtype(config: Mapping[str, Any]) -> torch.dtype:
+    """The float type that a config.json declares in `dtype` or `torch_dtype`; bfloat16 if it declares none."""
+    name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    known = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    if name not in known:
+        raise RelumeError(f"config.json: dtype is {name!r}; relume reads {', '.join(known)}")
+    return known[name]

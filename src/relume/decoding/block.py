@@ -66,7 +66,7 @@ class Decoder(ABC):
         self.iterations = decoding.iterations or self.block_length
         require(
             self.iterations <= self.block_length,
-            f"iterations is {self.iterations}: a block of {self.block_length} positions has use for at most as many",
+            f"iterations is {self.iterations}: it must be at most block_length ({self.block_length})",
         )
         self.config = decoding
         self.threshold = self.default_threshold if decoding.threshold is None else decoding.threshold

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,39 +13,18 @@ import relume
 from relume.checkpoint.folder import open_checkpoint
 from relume.checkpoint.hub import resolve_model
 from relume.checkpoint.tokenizer import Tokenizer
-from relume.config import DecodingConfig, EngineConfig, ModelConfig, require
+from relume.config import DecodingConfig, DTypeName, EngineConfig, ModelConfig, require
 from relume.core import RelumeError
 from relume.engine.events import Event, GenerationResult, Statistics
+from relume.engine.request import Messages, Request
 from relume.engine.scheduler import Scheduler, Usage
 from relume.engine.sequence import DecodingSequence, Phase
+from relume.engine.stream import Stream
 from relume.machine.memory import peak_rss_bytes
 from relume.model.batch import Segment
 from relume.model.families import identify
 from relume.model.kv_cache import KVCache
 from relume.model.loading import LoadedModel, Progress, compute_dtype, load_model
-
-Messages = Sequence[Mapping[str, str]]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to answer, in exactly one of three forms, and how to decode it.
-
-    Attributes:
-        prompt: plain text, not wrapped in a chat template.
-        messages: a conversation of `{"role": ..., "content": ...}`, through the model's chat template.
-        input_ids: token ids.
-        decoding: see `DecodingConfig`.
-    """
-
-    prompt: str | None = None
-    messages: Messages | None = None
-    input_ids: Sequence[int] | None = None
-    decoding: DecodingConfig = field(default_factory=DecodingConfig)
-
-    def __post_init__(self) -> None:
-        given = sum(part is not None for part in (self.prompt, self.messages, self.input_ids))
-        require(given == 1, f"give exactly one of prompt, messages and input_ids, not {given}")
 
 
 class Engine:
@@ -72,7 +50,7 @@ class Engine:
         cls,
         model: str | Path,
         *,
-        dtype: str = "auto",
+        dtype: DTypeName = "auto",
         device: str = "cpu",
         prefill_blocks: int = 16,
         max_batch: int = 32,
@@ -171,7 +149,7 @@ class Engine:
     ) -> Stream:
         """Decode one request event by event; see `Stream`."""
         request = Request(prompt, messages, input_ids, DecodingConfig.from_mapping(decoding))
-        return Stream(self, self._sequence_maker(request)())
+        return Stream(Scheduler(self._model, max_batch=1), self._sequence_maker(request)(), self._result)
 
     def logits(
         self, input_ids: Sequence[int], *, block_length: int | None = None, prefill_blocks: int | None = None
@@ -252,46 +230,3 @@ class Engine:
             commits=tuple(sequence.commits),
             statistics=statistics,
         )
-
-
-class Stream(Iterator[Event]):
-    """Events of one request: an `IterationEvent` per iteration, a `BlockEvent` per finished block.
-
-    Iterating drives the decoding. `cancel` may be called from any thread: the iteration under way ends,
-    then the stream does. `result` holds the answer once the stream has ended.
-    """
-
-    def __init__(self, engine: Engine, sequence: DecodingSequence) -> None:
-        self._engine = engine
-        self._sequence = sequence
-        self._scheduler = Scheduler(engine._model, max_batch=1)
-        self._scheduler.add(0, lambda: sequence)
-        self._cancelled = False
-        self._pending: list[Event] = []
-        self._result: GenerationResult | None = None
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Event:
-        while not self._pending:
-            if self._result is not None:
-                raise StopIteration
-            if self._cancelled:
-                self._sequence.cancel()
-            else:
-                self._pending = [event for _, _, events in self._scheduler.step() for event in events]
-            if self._sequence.phase is Phase.DONE:
-                self._result = self._engine._result(self._sequence, self._scheduler.usage.get(0, Usage()))
-        return self._pending.pop(0)
-
-    def cancel(self) -> None:
-        """End the stream early; `result` keeps the blocks that were finished."""
-        self._cancelled = True
-
-    @property
-    def result(self) -> GenerationResult:
-        """The finished request. Raises `RelumeError` while events are left."""
-        if self._result is None:
-            raise RelumeError("the stream has not ended: iterate to its end or cancel it first")
-        return self._result

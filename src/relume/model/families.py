@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from relume.checkpoint.folder import Checkpoint
 from relume.config import ModelConfig
 from relume.core import Registry, RelumeError
@@ -11,25 +15,35 @@ from relume.model.family import Family, layer_problems
 FAMILIES = Registry("family", {family.name: family for family in (llada2.FAMILY, sdar.FAMILY)})
 
 
-def identify(checkpoint: Checkpoint) -> tuple[Family, ModelConfig]:
-    """The family and configuration of a checkpoint whose tensors were all found to fit.
+def read_config(
+    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> tuple[Family, ModelConfig]:
+    """The family and configuration that a folder's JSON files describe; no tensor is looked at.
 
     Raises:
-        RelumeError: an unknown architecture, a config that lacks or contradicts itself, or tensors that are
-            missing or do not fit the config; all of them are listed.
+        RelumeError: an unknown architecture, or a config that lacks a key or contradicts itself.
     """
-    architectures = checkpoint.config.get("architectures") or []
+    architectures = config.get("architectures") or []
     known = {name: family for family in FAMILIES.values() for name in family.architectures}
     family = next((known[name] for name in architectures if name in known), None)
     if family is None:
         raise RelumeError(
-            f"{checkpoint.folder}: unknown architecture {', '.join(map(str, architectures)) or '(none)'}; "
+            f"{folder}: unknown architecture {', '.join(map(str, architectures)) or '(none)'}; "
             f"relume runs {', '.join(known)}"
         )
     try:
-        config = family.read_config(checkpoint.config, checkpoint.generation_config)
+        return family, family.read_config(config, generation)
     except RelumeError as error:
-        raise RelumeError(f"{checkpoint.folder}: {error}") from None
+        raise RelumeError(f"{folder}: {error}") from None
+
+
+def identify(checkpoint: Checkpoint) -> tuple[Family, ModelConfig]:
+    """The family and configuration of a checkpoint, all of whose tensors were found to fit.
+
+    Raises:
+        RelumeError: as `read_config`, or tensors that are missing or do not fit; all of them are listed.
+    """
+    family, config = read_config(checkpoint.folder, checkpoint.config, checkpoint.generation_config)
     problems = layer_problems(family, config, checkpoint)
     if problems:
         raise RelumeError(

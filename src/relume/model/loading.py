@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from relume.checkpoint.folder import Checkpoint
+from relume.checkpoint.folder import Checkpoint, stored_dtype
 from relume.checkpoint.tensor_file import TensorReader
 from relume.config import ModelConfig
 from relume.core import RelumeError
@@ -34,8 +34,7 @@ def compute_dtype(checkpoint: Checkpoint, wanted: str) -> torch.dtype:
     """`float32` or `bfloat16`; `auto` takes bfloat16 unless the checkpoint is in float32."""
     if wanted != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
-    stored = str(checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype") or "bfloat16")
-    return torch.float32 if stored.removeprefix("torch.") == "float32" else torch.bfloat16
+    return torch.float32 if stored_dtype(checkpoint.config) == torch.float32 else torch.bfloat16
 
 
 def load_model(

@@ -1,0 +1,21 @@
+"""The command line. Commands import what they need only when they run."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point: 0 done, 1 failed with one line, 2 wrong usage, 130 interrupted."""
+    from relume.cli.app import app
+    from relume.cli.terminal import fail
+    from relume.core import RelumeError
+
+    try:
+        app()
+    except RelumeError as error:
+        fail(str(error))
+    except BrokenPipeError:
+        # Whoever read our output has gone; the interpreter must not complain about it at exit.
+        sys.stdout = None
+        sys.exit(1)

@@ -1,0 +1,92 @@
+"""`relume chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from relume.cli.options import Device, DType, Model, Offline, PrefillBlocks, Revision, decoding_options
+from relume.config import DecodingConfig
+from relume.core import RelumeError
+
+if TYPE_CHECKING:
+    from relume.engine.engine import Engine
+
+HELP = "/clear starts anew, /exit ends (so does Ctrl-D); Ctrl-C stops an answer."
+
+
+@decoding_options
+def chat(
+    model: Model,
+    decoding: DecodingConfig,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="Show the canvas filling in.")] = False,
+    dtype: DType = "auto",
+    device: Device = "cpu",
+    revision: Revision = None,
+    offline: Offline = False,
+    prefill_blocks: PrefillBlocks = 16,
+) -> None:
+    """Talk with a model; it sees the whole conversation."""
+    from relume.cli.loading import load_engine
+
+    engine = load_engine(
+        model, dtype=dtype, device=device, revision=revision, offline=offline, prefill_blocks=prefill_blocks
+    )
+    if not engine.tokenizer.has_chat_template:
+        raise RelumeError(f"{model}: its tokenizer has no chat template; use relume generate --raw")
+    console = Console(highlight=False)
+    console.print(HELP, style="dim")
+    opening = [{"role": "system", "content": system}] if system is not None else []
+    messages = list(opening)
+    while True:
+        try:
+            line = console.input("[bold]> [/bold]").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if line == "/exit":
+            return
+        if line == "/clear":
+            messages = list(opening)
+        elif line.startswith("/"):
+            console.print(HELP, style="dim")
+        elif line:
+            messages.append({"role": "user", "content": line})
+            answer = _answer(engine, messages, decoding, live, console)
+            if answer is None:
+                messages.pop()
+            else:
+                messages.append({"role": "assistant", "content": answer})
+
+
+def _answer(
+    engine: Engine, messages: list[dict[str, str]], decoding: DecodingConfig, live: bool, console: Console
+) -> str | None:
+    """Print the answer block by block; `None` if it was refused or interrupted before its first block."""
+    from relume.cli.live import watch
+    from relume.engine.events import BlockEvent
+
+    try:
+        stream = engine.stream(messages=messages, **asdict(decoding))
+    except RelumeError as error:
+        console.print(str(error), style="red", markup=False)
+        return None
+    try:
+        if live:
+            watch(stream, engine.tokenizer.decode)
+            console.print(stream.result.text, markup=False)
+        else:
+            for event in stream:
+                if isinstance(event, BlockEvent):
+                    console.print(event.text, end="", markup=False, soft_wrap=True)
+            console.print()
+    except KeyboardInterrupt:
+        stream.cancel()
+        for _ in stream:
+            pass
+        console.print(" (stopped)", style="dim")
+    return stream.result.text or None

@@ -1,0 +1,5 @@
+"""`relume synth`."""
+
+
+def synth(out: str) -> None:
+    """Placeholder until the job lands."""
