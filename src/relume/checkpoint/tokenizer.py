@@ -21,13 +21,13 @@ class Tokenizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        from transformers import PreTrainedTokenizerFast  # slow to import, and not needed for token ids
-
         path = folder / TOKENIZER_FILE
         if not path.exists():
             raise RelumeError(
                 f"{folder}: no tokenizer ({TOKENIZER_FILE}); add it to the folder, or pass token ids from Python"
             )
+        from transformers import PreTrainedTokenizerFast  # slow to import, and not needed for token ids
+
         try:
             self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         except Exception as error:  # the library raises many kinds for a damaged file

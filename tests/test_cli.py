@@ -1,0 +1,248 @@
+"""The command line as a user runs it: real processes, exit codes, terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints import LLADA2, make_tensors, write_checkpoint
+from relume import Engine
+
+RELUME = Path(sys.executable).parent / "relume"
+SHORT = ["--block-length", "8", "--max-tokens", "12", "--temperature", "1"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli") / "model"
+    return write_checkpoint(folder, LLADA2, make_tensors(LLADA2, 1), tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def chat_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    write_checkpoint(folder, LLADA2, make_tensors(LLADA2, 1), tokenizer=True)
+    message = "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{% endfor %}"
+    template = message + "{% if add_generation_prompt %}Z{% endif %}"
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def run(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(RELUME), *map(str, arguments)], capture_output=True, text=True, input=stdin, check=False, timeout=60
+    )
+
+
+def test_prompt_as_argument_file_and_standard_input_give_the_api_s_answer(model: Path, tmp_path: Path) -> None:
+    expected = Engine.load(model).generate("HELLO", block_length=8, max_tokens=12, temperature=1.0)
+    (tmp_path / "prompt.txt").write_text("HELLO")
+    for arguments, stdin in (
+        (["HELLO"], None),
+        (["--file", tmp_path / "prompt.txt"], None),
+        ([], "HELLO"),
+        (["-"], "HELLO"),
+    ):
+        done = run("generate", model, *arguments, *SHORT, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{expected.text}\n"
+        assert done.stderr == ""
+
+
+def test_json_is_the_last_line(model: Path) -> None:
+    done = run("generate", model, "HELLO", "--json", *SHORT)
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert set(document) == {"text", "token_ids", "finish_reason", "statistics"}
+    assert document["statistics"]["num_tokens"] == len(document["token_ids"]) > 0
+    assert document["statistics"]["kind"] == "measured"
+
+
+def test_the_chat_template_is_used_unless_raw(chat_model: Path) -> None:
+    engine = Engine.load(chat_model)
+    options: dict[str, Any] = {"block_length": 8, "max_tokens": 12, "temperature": 1.0}
+    cases = {
+        ("HI",): engine.generate("uHIZ", **options),
+        ("HI", "--raw"): engine.generate("HI", **options),
+        ("HI", "--system", "S"): engine.generate("sSuHIZ", **options),
+    }
+    for arguments, expected in cases.items():
+        assert run("generate", chat_model, *arguments, *SHORT).stdout == f"{expected.text}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate"],
+        ["generate", "MODEL", "HI", "--no-such-option"],
+        ["generate", "MODEL", "HI", "--temperature", "-1"],
+        ["generate", "MODEL", "HI", "--max-tokens", "many"],
+        ["generate", "MODEL", "HI", "--decoder", "magic"],
+        ["generate", "MODEL", "HI", "--dtype", "int3"],
+        ["generate", "MODEL", "HI", "--mode", "fast"],
+        ["generate", "MODEL", "HI", "--file", "x"],
+        ["generate", "MODEL", "HI", "--raw", "--system", "x"],
+        ["synth", "x", "--like", "gpt7"],
+        ["nonsense"],
+    ],
+)
+def test_wrong_usage_exits_2(model: Path, arguments: list[str]) -> None:
+    done = run(*[str(model) if part == "MODEL" else part for part in arguments])
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Error" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "/nowhere/at/all", "HI"], "no such folder"),
+        (["generate", "MODEL", "--file", "/nowhere/prompt"], "cannot be read"),
+        (["generate", "MODEL", ""], "the prompt is empty"),
+        (["generate", "MODEL", "HI", "--max-tokens", "9999"], "exceed the model's context"),
+        (["generate", "MODEL", "HI", "--revision", "main"], "leave --revision out"),
+        (["generate", "MODEL", "HI", "--system", "S"], "no chat template"),
+        (["generate", "MODEL", "HI", "--device", "warp"], "cannot be used"),
+        (["chat", "MODEL"], "no chat template"),
+        (["inspect", "/nowhere/at/all"], "no such folder"),
+    ],
+)
+def test_failures_print_one_line_and_exit_1(model: Path, arguments: list[str], message: str) -> None:
+    done = run(*[str(model) if part == "MODEL" else part for part in arguments])
+    assert done.returncode == 1
+    assert done.stderr.startswith("relume: ")
+    assert done.stderr.count("\n") == 1
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_broken_checkpoint_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, LLADA2, make_tensors(LLADA2), num_shards=2)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    for command in ("generate", "inspect"):
+        done = run(command, folder, *(["HI"] if command == "generate" else []))
+        assert (done.returncode, done.stderr.count("\n")) == ((1, 1) if command == "generate" else (0, 0)), (
+            done.stderr
+        )
+
+
+def test_inspect(model: Path) -> None:
+    document = json.loads(run("inspect", model, "--json").stdout)
+    assert document["family"] == "llada2"
+    assert document["bytes_per_expert"] == 3 * 32 * 24 * 4
+    assert sum(document["bytes"].values()) == document["bytes_to_load"]
+    assert document["weights_complete"] is True
+    assert "bytes per expert" in run("inspect", model).stdout
+
+
+def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
+    done = subprocess.run(
+        f"{RELUME} generate {model} HELLO {' '.join(SHORT)} | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+
+
+class Terminal:
+    """A process on a pseudo-terminal."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.pid, self.descriptor = pty.fork()
+        if self.pid == 0:
+            os.environ["TERM"] = "xterm-256color"
+            os.execv(RELUME, [str(RELUME), *map(str, arguments)])
+        self.output = ""
+
+    def read_until(self, text: str, timeout: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout
+        while text not in self.output:
+            assert time.monotonic() < deadline, f"{text!r} did not appear in {self.output!r}"
+            self._read()
+
+    def write(self, text: str) -> None:
+        os.write(self.descriptor, text.encode())
+
+    def wait(self) -> int:
+        while self._read():
+            pass
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.descriptor)
+        return os.waitstatus_to_exitcode(status)
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self.descriptor], [], [], 0.2)
+        if not ready:
+            return True
+        try:
+            data = os.read(self.descriptor, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self.output += data.decode(errors="replace")
+        return bool(data)
+
+
+def test_live_shows_the_canvas_and_leaves_the_terminal_clean(model: Path) -> None:
+    terminal = Terminal("generate", model, "HELLO", "--live", *SHORT)
+    assert terminal.wait() == 0
+    assert "░" in terminal.output
+    assert "block 0, iteration 1" in terminal.output
+    assert terminal.output.rfind("\x1b[?25h") > terminal.output.rfind("\x1b[?25l"), (
+        "the cursor must be shown again"
+    )
+    expected = Engine.load(model).generate("HELLO", block_length=8, max_tokens=12, temperature=1.0)
+    assert terminal.output.rstrip().endswith(expected.text or "")
+
+
+def test_ctrl_c_leaves_the_terminal_clean(model: Path) -> None:
+    terminal = Terminal(
+        "generate", model, "HELLO", "--live", "--max-tokens", "500", "--ignore-eos", "--threshold", "1"
+    )
+    terminal.read_until("iteration 3")
+    terminal.write("\x03")
+    assert terminal.wait() == 130
+    assert "Traceback" not in terminal.output
+    assert terminal.output.rfind("\x1b[?25h") > terminal.output.rfind("\x1b[?25l")
+
+
+def test_sigint_without_a_terminal_exits_130(model: Path) -> None:
+    process = subprocess.Popen(
+        [RELUME, "generate", model, "HELLO", "--max-tokens", "500", "--ignore-eos", "--threshold", "1"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(2.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_chat_remembers_clears_and_ends(chat_model: Path) -> None:
+    engine = Engine.load(chat_model)
+
+    def answer(text: str) -> str:
+        return engine.generate(text, block_length=8, max_tokens=12, temperature=1.0).text or ""
+
+    first = answer("uHIZ")
+    second = answer(f"uHIa{first}uMEZ")
+    again = answer("uHIZ")
+    terminal = Terminal("chat", chat_model, *SHORT)
+    for line, expected in (("HI", first), ("ME", second), ("/clear", "> "), ("HI", again)):
+        terminal.read_until("> ")
+        terminal.output = ""
+        terminal.write(f"{line}\n")
+        terminal.read_until(expected)
+    terminal.write("/exit\n")
+    assert terminal.wait() == 0
+    assert "Traceback" not in terminal.output

@@ -1,0 +1,103 @@
+"""Loading holds at most one tensor beyond the weights; long prompts are prefilled in bounded chunks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoints import LLADA2, make_tensors, write_checkpoint
+from relume import Engine
+from relume.checkpoint.folder import open_checkpoint
+
+MEASURE = """
+import json, resource, sys
+import relume
+from relume import Engine
+import relume.model.loading, relume.checkpoint.tokenizer  # what loading imports is not what it holds
+
+def now():
+    for line in open("/proc/self/status"):
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+
+open("/proc/self/clear_refs", "w").write("5")  # restart the peak
+before = now()
+engine = Engine.load(sys.argv[1], dtype=sys.argv[2])
+peak = [int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")][0]
+print(json.dumps({"before": before, "after": now(), "peak": peak}))
+"""
+
+
+@pytest.mark.parametrize(("stored", "loaded"), [(torch.bfloat16, "bfloat16"), (torch.bfloat16, "float32")])
+def test_loading_peaks_at_one_shard_beyond_the_weights(tmp_path: Path, stored: torch.dtype, loaded: str) -> None:
+    config = LLADA2 | {"hidden_size": 512, "moe_intermediate_size": 512, "num_experts": 32, "dtype": "bfloat16"}
+    tensors = {name: tensor.to(stored) for name, tensor in make_tensors(config).items()}
+    write_checkpoint(tmp_path, config, tensors, num_shards=8)
+    weights = sum(tensor.numel() for tensor in tensors.values()) * (4 if loaded == "float32" else 2)
+    shard = max(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert weights > 8 * 2**20
+    found = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", MEASURE, str(tmp_path), loaded], capture_output=True, check=True, text=True
+        ).stdout
+    )
+    grown = found["peak"] - found["before"]
+    assert weights * 0.9 < grown < weights + shard + 4 * 2**20  # the last term: allocator and header objects
+
+
+def test_no_tensor_is_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in bytes asked of torch: the weights themselves, and staging that is freed tensor by tensor."""
+    folder = write_checkpoint(tmp_path, LLADA2, make_tensors(LLADA2), num_shards=4)
+    asked: list[int] = []
+    real = torch.empty
+
+    def count(*args: object, **options: object) -> torch.Tensor:
+        made: torch.Tensor = real(*args, **options)  # type: ignore[call-overload]
+        asked.append(made.numel() * made.element_size())
+        return made
+
+    monkeypatch.setattr(torch, "empty", count)
+    Engine.load(folder, dtype="float32")
+    assert sum(asked) == open_checkpoint(folder).num_bytes
+
+
+def test_a_long_prompt_is_prefilled_in_bounded_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_checkpoint(tmp_path, LLADA2, make_tensors(LLADA2))
+    engine = Engine.load(folder, prefill_blocks=3)
+    seen: list[int] = []
+    transformer = engine._model.transformer
+    real = transformer.forward
+
+    def record(segments: list[object]) -> list[torch.Tensor]:
+        seen.append(segments[0].num_tokens)  # type: ignore[attr-defined]
+        return real(segments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transformer, "forward", record)
+    engine.generate(input_ids=[1] * 100, block_length=8, max_tokens=4)
+    assert seen[:4] == [24, 24, 24, 24]
+    assert set(seen[4:]) == {8}
+
+
+def test_the_commit_forward_is_skipped_where_it_would_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`joint` ends on an iteration that changed nothing: its K/V are final. `threshold` needs one forward more."""
+    engine = Engine.load(write_checkpoint(tmp_path, LLADA2, make_tensors(LLADA2)))
+    transformer = engine._model.transformer
+    real, forwards = transformer.forward, [0]
+
+    def count(segments: list[object]) -> list[torch.Tensor]:
+        forwards[0] += 1
+        return real(segments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transformer, "forward", count)
+    options = {"input_ids": [1, 2], "block_length": 8, "max_tokens": 30, "ignore_eos": True}
+    for decoder, extra in (("threshold", 3), ("joint", 0)):
+        forwards[0] = 0
+        iterations = engine.generate(decoder=decoder, edit_threshold=1.0, **options).statistics.num_iterations  # type: ignore[arg-type]
+        assert forwards[0] == iterations + extra
