@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +13,8 @@ import pytest
 
 from checkpoints import LLADA2, make_tensors, write_checkpoint
 from relume import Engine
+from terminal import RELUME, Terminal
 
-RELUME = Path(sys.executable).parent / "relume"
 SHORT = ["--block-length", "8", "--max-tokens", "12", "--temperature", "1"]
 
 
@@ -153,44 +149,6 @@ def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
         check=False,
     )
     assert "Traceback" not in done.stderr
-
-
-class Terminal:
-    """A process on a pseudo-terminal."""
-
-    def __init__(self, *arguments: object) -> None:
-        self.pid, self.descriptor = pty.fork()
-        if self.pid == 0:
-            os.environ["TERM"] = "xterm-256color"
-            os.execv(RELUME, [str(RELUME), *map(str, arguments)])
-        self.output = ""
-
-    def read_until(self, text: str, timeout: float = 30.0) -> None:
-        deadline = time.monotonic() + timeout
-        while text not in self.output:
-            assert time.monotonic() < deadline, f"{text!r} did not appear in {self.output!r}"
-            self._read()
-
-    def write(self, text: str) -> None:
-        os.write(self.descriptor, text.encode())
-
-    def wait(self) -> int:
-        while self._read():
-            pass
-        _, status = os.waitpid(self.pid, 0)
-        os.close(self.descriptor)
-        return os.waitstatus_to_exitcode(status)
-
-    def _read(self) -> bool:
-        ready, _, _ = select.select([self.descriptor], [], [], 0.2)
-        if not ready:
-            return True
-        try:
-            data = os.read(self.descriptor, 65536)
-        except OSError:  # the other end is closed
-            return False
-        self.output += data.decode(errors="replace")
-        return bool(data)
 
 
 def test_live_shows_the_canvas_and_leaves_the_terminal_clean(model: Path) -> None:

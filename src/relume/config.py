@@ -12,6 +12,9 @@ DecoderName = Literal["threshold", "joint", "indel"]
 JointMode = Literal["quality", "speed"]
 DTypeName = Literal["auto", "float32", "bfloat16"]
 
+#: Tokens of a prompt in one forward unless told otherwise.
+PREFILL_TOKENS = 512
+
 
 def require(condition: bool, message: str) -> None:
     """Raise `RelumeError(message)` unless `condition` holds."""
@@ -234,16 +237,20 @@ class EngineConfig:
     Attributes:
         dtype: `auto` (the checkpoint's), `float32` or `bfloat16`.
         device: a torch device, `cpu` or `cuda`.
-        prefill_blocks: blocks of a prompt in one forward; bounds the activations that a long prompt takes.
+        prefill_blocks: blocks of a prompt in one forward, which bounds the activations that a long prompt takes;
+            `None` for as many as hold `PREFILL_TOKENS`.
         max_batch: requests that decode together; more wait their turn.
     """
 
     dtype: DTypeName = "auto"
     device: str = "cpu"
-    prefill_blocks: int = 16
+    prefill_blocks: int | None = None
     max_batch: int = 32
 
     def __post_init__(self) -> None:
         require_choice("dtype", self.dtype, get_args(DTypeName))
-        require(self.prefill_blocks >= 1, f"prefill_blocks is {self.prefill_blocks}: it must be at least 1")
+        require(
+            self.prefill_blocks is None or self.prefill_blocks >= 1,
+            f"prefill_blocks is {self.prefill_blocks}: it must be at least 1",
+        )
         require(self.max_batch >= 1, f"max_batch is {self.max_batch}: it must be at least 1")

@@ -79,19 +79,19 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         RelumeError: no folder, no permission, a missing, damaged or truncated file, a tensor that the index
             promises and its shard lacks.
     """
-    if not folder.exists():
+    if not exists(folder):
         raise RelumeError(f"{folder}: there is no such folder")
     if not folder.is_dir():
         raise RelumeError(f"{folder}: not a folder; name the folder that holds {CONFIG_FILE}")
     config = read_json(folder / CONFIG_FILE)
     generation_path = folder / GENERATION_CONFIG_FILE
-    generation = read_json(generation_path) if _exists(generation_path) else {}
+    generation = read_json(generation_path) if exists(generation_path) else {}
     return Checkpoint(folder, config, generation, _read_tensors(folder))
 
 
 def shard_names(folder: Path) -> list[str]:
     """File names of the shards, from the index, or the single file."""
-    if _exists(folder / INDEX_FILE):
+    if exists(folder / INDEX_FILE):
         return sorted(set(_weight_map(folder).values()))
     return [SINGLE_FILE]
 
@@ -111,7 +111,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Whether there is something at `path`. Raises `RelumeError` if that may not be known (no permission)."""
     try:
         return path.exists()
     except OSError as error:
@@ -130,12 +131,12 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 
 def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
-    if not _exists(folder / INDEX_FILE):
-        if not _exists(folder / SINGLE_FILE):
+    if not exists(folder / INDEX_FILE):
+        if not exists(folder / SINGLE_FILE):
             raise RelumeError(f"{folder}: has neither {INDEX_FILE} nor {SINGLE_FILE}")
         return read_header(folder / SINGLE_FILE)
     weight_map = _weight_map(folder)
-    missing = [name for name in sorted(set(weight_map.values())) if not _exists(folder / name)]
+    missing = [name for name in sorted(set(weight_map.values())) if not exists(folder / name)]
     if missing:
         raise RelumeError(f"{folder}: missing shards: {', '.join(missing)}; fetch them again")
     headers = {name: read_header(folder / name) for name in sorted(set(weight_map.values()))}

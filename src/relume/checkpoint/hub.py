@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from relume.checkpoint.folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, shard_names
+from relume.checkpoint.folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, exists, shard_names
 from relume.checkpoint.tokenizer import TOKENIZER_FILES
 from relume.core import RelumeError
 
@@ -27,10 +27,10 @@ def resolve_model(
         RelumeError: neither a folder nor a hub id, or the download failed.
     """
     path = Path(model)
-    if path.exists() or not _HUB_ID.fullmatch(str(model)):
+    if exists(path) or not _HUB_ID.fullmatch(str(model)):
         if revision is not None:
             raise RelumeError(f"{model}: a local folder has no revision; leave --revision out")
-        if not path.exists():
+        if not exists(path):
             raise RelumeError(f"{model}: no such folder, and not a hub id of the form organisation/name")
         return path
     return _download(str(model), revision, offline, weights)

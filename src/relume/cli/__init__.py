@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -11,6 +12,8 @@ def main() -> None:
     from relume.cli.terminal import fail
     from relume.core import RelumeError
 
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # progress is for terminals
     try:
         app()
     except RelumeError as error:

@@ -28,7 +28,7 @@ def chat(
     device: Device = "cpu",
     revision: Revision = None,
     offline: Offline = False,
-    prefill_blocks: PrefillBlocks = 16,
+    prefill_blocks: PrefillBlocks = None,
 ) -> None:
     """Talk with a model; it sees the whole conversation."""
     from relume.cli.loading import load_engine

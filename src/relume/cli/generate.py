@@ -34,7 +34,7 @@ def generate(
     device: Device = "cpu",
     revision: Revision = None,
     offline: Offline = False,
-    prefill_blocks: PrefillBlocks = 16,
+    prefill_blocks: PrefillBlocks = None,
 ) -> None:
     """Answer one prompt, given as an argument, in a file, or on standard input."""
     text = _read_prompt(prompt, file)

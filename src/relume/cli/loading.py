@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load_engine(
-    model: str, *, dtype: DTypeName, device: str, revision: str | None, offline: bool, prefill_blocks: int
+    model: str, *, dtype: DTypeName, device: str, revision: str | None, offline: bool, prefill_blocks: int | None
 ) -> Engine:
     """`Engine.load` for the command line; says aloud what will make it slower."""
     for fallback in relume.startup_fallbacks:

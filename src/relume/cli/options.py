@@ -20,7 +20,9 @@ DType = Annotated[DTypeName, typer.Option(help="float32 (bit-identical whatever 
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what was downloaded before.")]
-PrefillBlocks = Annotated[int, typer.Option(help="Blocks of the prompt in one forward.")]
+PrefillBlocks = Annotated[
+    int | None, typer.Option(help="Blocks of the prompt in one forward; by default as many as hold 512 tokens.")
+]
 
 _HELP = {
     "decoder": "threshold (LLaDA2.0), joint (2.1) or indel (2.2); the model's own by default.",

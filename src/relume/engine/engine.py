@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 
@@ -50,9 +50,9 @@ class Engine:
         cls,
         model: str | Path,
         *,
-        dtype: DTypeName = "auto",
+        dtype: DTypeName | torch.dtype = "auto",
         device: str = "cpu",
-        prefill_blocks: int = 16,
+        prefill_blocks: int | None = None,
         max_batch: int = 32,
         revision: str | None = None,
         offline: bool = False,
@@ -64,7 +64,7 @@ class Engine:
             model: a folder in the official layout, or a hub id.
             dtype: `float32` (bit-identical whatever runs beside a request), `bfloat16`, or `auto`.
             device: where it runs, `cpu` or `cuda`.
-            prefill_blocks: blocks of a prompt in one forward.
+            prefill_blocks: blocks of a prompt in one forward; by default as many as hold 512 tokens.
             max_batch: requests decoded together.
             revision, offline: of a hub id; see `resolve_model`.
             progress: called with (bytes since the last call, bytes in all) while weights are read.
@@ -72,7 +72,8 @@ class Engine:
         Raises:
             RelumeError: one line that says what is wrong with the checkpoint or the arguments.
         """
-        engine = EngineConfig(dtype=dtype, device=device, prefill_blocks=prefill_blocks, max_batch=max_batch)
+        dtype_name = cast("DTypeName", str(dtype).removeprefix("torch."))
+        engine = EngineConfig(dtype=dtype_name, device=device, prefill_blocks=prefill_blocks, max_batch=max_batch)
         try:
             target = torch.device(device)
             torch.empty(0, device=target)
@@ -85,7 +86,7 @@ class Engine:
             checkpoint,
             family,
             config,
-            compute_dtype(checkpoint, dtype),
+            compute_dtype(checkpoint, dtype_name),
             target,
             progress or (lambda _read, _total: None),
         )

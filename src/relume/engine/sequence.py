@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from relume.config import DecodingConfig, ModelConfig, require
+from relume.config import PREFILL_TOKENS, DecodingConfig, ModelConfig, require
 from relume.decoding import make_decoder
 from relume.decoding.block import Step
 from relume.engine.ending import AnswerCutter, Ending
@@ -37,7 +37,7 @@ class DecodingSequence:
         model: the model's shape.
         make_cache: allocates a cache for a number of positions.
         decode: token ids to text, or `None` without a tokenizer.
-        prefill_blocks: blocks of the prompt in one forward.
+        prefill_blocks: blocks of the prompt in one forward; see `EngineConfig`.
 
     Raises:
         RelumeError: the prompt is empty, holds unknown ids, or does not fit the model's context.
@@ -50,7 +50,7 @@ class DecodingSequence:
         model: ModelConfig,
         make_cache: Callable[[int], KVCache],
         decode: Callable[[Sequence[int]], str] | None,
-        prefill_blocks: int,
+        prefill_blocks: int | None,
     ) -> None:
         require(len(prompt) > 0, "the prompt is empty: give at least one token")
         unknown = [token for token in prompt if not 0 <= token < model.vocab_size]
@@ -77,7 +77,8 @@ class DecodingSequence:
         self.cache = make_cache(self.num_blocks * self.block_length)
         self.commits: list[int] = []
         self.started = time.perf_counter()
-        self._prefill_tokens = prefill_blocks * self.block_length
+        blocks = prefill_blocks or max(1, PREFILL_TOKENS // self.block_length)
+        self._prefill_tokens = blocks * self.block_length
         self._prompt_blocks = len(prompt) // self.block_length
         self._cutter = AnswerCutter(decoding, model.eos_token_ids, decode)
         self._generator = torch.Generator().manual_seed(decoding.seed)
