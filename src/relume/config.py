@@ -11,6 +11,7 @@ from relume.core import RelumeError
 DecoderName = Literal["threshold", "joint", "indel"]
 JointMode = Literal["quality", "speed"]
 DTypeName = Literal["auto", "float32", "bfloat16"]
+ShapeName = Literal["llada2-mini", "llada2-flash", "sdar-30b"]
 
 #: Tokens of a prompt in one forward unless told otherwise.
 PREFILL_TOKENS = 512
@@ -254,3 +255,40 @@ class EngineConfig:
             f"prefill_blocks is {self.prefill_blocks}: it must be at least 1",
         )
         require(self.max_batch >= 1, f"max_batch is {self.max_batch}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class ShapeOverrides:
+    """Sizes that differ from the named shape's; `None` keeps them.
+
+    With another `hidden` size, the numbers of heads and the widths that are not given shrink or grow with it.
+
+    Attributes:
+        layers: layers in all, the first of LLaDA2 being dense.
+        experts, top_k, expert_size: routed experts of a layer, how many a token uses, and their width.
+        heads, kv_heads, head_dim: of attention.
+        dense_size: width of a dense layer (LLaDA2).
+        groups, kept_groups: of group-limited routing (LLaDA2).
+        block_length: tokens of a block.
+        expert_capacity: experts that a block admits, as in LLaDA2.2.
+    """
+
+    layers: int | None = None
+    hidden: int | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    expert_size: int | None = None
+    vocab: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    dense_size: int | None = None
+    groups: int | None = None
+    kept_groups: int | None = None
+    block_length: int | None = None
+    expert_capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            require(value is None or value >= 1, f"{field.name} is {value}: it must be at least 1")

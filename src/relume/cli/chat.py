@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from relume.cli.options import Device, DType, Model, Offline, PrefillBlocks, Revision, decoding_options
+from relume.cli.loading import LoadOptions, load_engine, loading_options
+from relume.cli.options import Model, decoding_options
 from relume.config import DecodingConfig
 from relume.core import RelumeError
 
@@ -18,24 +19,17 @@ if TYPE_CHECKING:
 HELP = "/clear starts anew, /exit ends (so does Ctrl-D); Ctrl-C stops an answer."
 
 
+@loading_options
 @decoding_options
 def chat(
     model: Model,
     decoding: DecodingConfig,
+    loading: LoadOptions,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     live: Annotated[bool, typer.Option("--live", help="Show the canvas filling in.")] = False,
-    dtype: DType = "auto",
-    device: Device = "cpu",
-    revision: Revision = None,
-    offline: Offline = False,
-    prefill_blocks: PrefillBlocks = None,
 ) -> None:
     """Talk with a model; it sees the whole conversation."""
-    from relume.cli.loading import load_engine
-
-    engine = load_engine(
-        model, dtype=dtype, device=device, revision=revision, offline=offline, prefill_blocks=prefill_blocks
-    )
+    engine = load_engine(model, loading)
     if not engine.tokenizer.has_chat_template:
         raise RelumeError(f"{model}: its tokenizer has no chat template; use relume generate --raw")
     console = Console(highlight=False)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relume.cli.options import Device, DType, Model, Offline, PrefillBlocks, Revision, decoding_options
+from relume.cli.loading import LoadOptions, load_engine, loading_options
+from relume.cli.options import Model, decoding_options
 from relume.config import DecodingConfig
 from relume.core import RelumeError
 
@@ -20,32 +21,25 @@ if TYPE_CHECKING:
     from relume.engine.stream import Stream
 
 
+@loading_options
 @decoding_options
 def generate(
     model: Model,
     decoding: DecodingConfig,
+    loading: LoadOptions,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; standard input if left out.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message before the prompt.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Leave the chat template out.")] = False,
     live: Annotated[bool, typer.Option("--live", help="Show the canvas filling in, on stderr.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="End with one JSON document.")] = False,
-    dtype: DType = "auto",
-    device: Device = "cpu",
-    revision: Revision = None,
-    offline: Offline = False,
-    prefill_blocks: PrefillBlocks = None,
 ) -> None:
     """Answer one prompt, given as an argument, in a file, or on standard input."""
     text = _read_prompt(prompt, file)
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template: leave --raw out")
 
-    from relume.cli.loading import load_engine
-
-    engine = load_engine(
-        model, dtype=dtype, device=device, revision=revision, offline=offline, prefill_blocks=prefill_blocks
-    )
+    engine = load_engine(model, loading)
     stream = start(engine, text, system, raw, decoding)
     if live:
         from relume.cli.live import watch

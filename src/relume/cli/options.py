@@ -5,26 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
-from relume.config import DecodingConfig, DTypeName
+from relume.config import DecodingConfig
 from relume.core import RelumeError
 
-_R = TypeVar("_R")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 Model = Annotated[str, typer.Argument(help="A checkpoint folder, or a hub id organisation/name.")]
-DType = Annotated[DTypeName, typer.Option(help="float32 (bit-identical whatever runs beside), bfloat16, or auto.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what was downloaded before.")]
-PrefillBlocks = Annotated[
-    int | None, typer.Option(help="Blocks of the prompt in one forward; by default as many as hold 512 tokens.")
-]
 
-_HELP = {
+_DECODING = {
     "decoder": "threshold (LLaDA2.0), joint (2.1) or indel (2.2); the model's own by default.",
     "mode": "Of joint: quality (thresholds 0.7, 0.5) or speed (0.5, 0.0).",
     "threshold": "A mask becomes a token when its confidence is greater.",
@@ -43,37 +38,45 @@ _HELP = {
 }
 
 
-def decoding_options(command: Callable[..., _R]) -> Callable[..., _R]:
-    """Give a command one option per field of `DecodingConfig`; it receives them as `decoding`.
+def options_of(config: type[Any], parameter: str, texts: Mapping[str, str]) -> Callable[[_Command], _Command]:
+    """Give a command one option per field of a configuration class; it receives them built, as `parameter`.
 
-    A value that the configuration refuses is wrong usage.
+    Defaults and choices are the class's own. A value that the class refuses is wrong usage.
     """
-    hints = get_type_hints(DecodingConfig)
-    fields = dataclasses.fields(DecodingConfig)
+    hints = get_type_hints(config)
+    fields = dataclasses.fields(config)
 
-    @functools.wraps(command)
-    def run(**values: Any) -> _R:
-        given = {field.name: values.pop(field.name) for field in fields}
-        try:
-            decoding = DecodingConfig.from_mapping(given)
-        except RelumeError as error:
-            raise typer.BadParameter(str(error)) from None
-        return command(decoding=decoding, **values)
+    def decorate(command: _Command) -> _Command:
+        @functools.wraps(command)
+        def run(**values: Any) -> Any:
+            given = {field.name: values.pop(field.name) for field in fields}
+            try:
+                built = config(**given)
+            except RelumeError as error:
+                raise typer.BadParameter(str(error)) from None
+            return command(**{parameter: built}, **values)
 
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "decoding"]
-    options = []
-    for field in fields:
-        kind: Any = list[str] if field.name == "stop" else hints[field.name]
-        default: Any = [] if field.name == "stop" else field.default
-        options.append(
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=default,
-                annotation=Annotated[kind, typer.Option(help=_HELP[field.name], rich_help_panel="Decoding")],
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != parameter]
+        options = []
+        for field in fields:
+            assert field.name in texts, f"{field.name} has no help text"
+            many = hints[field.name] == tuple[str, ...]  # typer repeats an option for a list only
+            kind = list[str] if many else hints[field.name]
+            option = typer.Option(help=texts[field.name], rich_help_panel=parameter.capitalize())
+            options.append(
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=[] if many else field.default,
+                    annotation=Annotated[kind, option],
+                )
             )
-        )
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return cast("_Command", run)
+
+    return decorate
+
+
+decoding_options = options_of(DecodingConfig, "decoding", _DECODING)

@@ -77,8 +77,31 @@ class ConfigReader:
         parameters = self._values.get("rope_parameters") or {}
         return float(parameters[key]) if key in parameters else self.number(key, default)
 
-    def refuse_rope_scaling(self) -> None:
-        """Raise for a rotary scaling, which relume does not compute."""
+    def common(self, mask_token_id: int, eos_token_id: int) -> dict[str, Any]:
+        """The fields of `ModelConfig` that every family writes alike; the token ids are its published ones.
+
+        Raises:
+            RelumeError: a key is missing, or a rotary scaling is asked for, which relume does not compute.
+        """
+        self._refuse_rope_scaling()
+        vocab_size, num_heads = self.integer("vocab_size"), self.integer("num_attention_heads")
+        hidden_size = self.integer("hidden_size")
+        return {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "num_layers": self.integer("num_hidden_layers"),
+            "num_heads": num_heads,
+            "num_kv_heads": self.integer("num_key_value_heads", num_heads),
+            "head_dim": self.integer("head_dim", hidden_size // num_heads),
+            "rms_norm_eps": self.number("rms_norm_eps", 1e-6),
+            "expert_size": self.integer("moe_intermediate_size"),
+            "max_context": self.integer("max_position_embeddings", 32768),
+            "tie_embeddings": self.flag("tie_word_embeddings", False),
+            "mask_token_id": self.token_id("mask_token_id", mask_token_id, vocab_size),
+            "eos_token_ids": self._eos_token_ids(eos_token_id, vocab_size),
+        }
+
+    def _refuse_rope_scaling(self) -> None:
         for key in ("rope_scaling", "rope_parameters"):
             kind = (self._values.get(key) or {}).get("rope_type", "default")
             if kind != "default":
@@ -92,7 +115,7 @@ class ConfigReader:
             return self.integer(key)
         return default if default is not None and default < vocab_size else None
 
-    def eos_token_ids(self, default: int, vocab_size: int) -> tuple[int, ...]:
+    def _eos_token_ids(self, default: int, vocab_size: int) -> tuple[int, ...]:
         """End-of-text ids from both files, else the family's published one."""
         found: list[int] = []
         for source in (self._values, self._generation):

@@ -19,32 +19,20 @@ ROLE_END_TOKEN_ID, DELETE_TOKEN_ID, SPLIT_TOKEN_ID = 156900, 156930, 156931  # 2
 def read_config(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     """Translate config.json. Raises `RelumeError` that names a missing or contradictory key."""
     reader = ConfigReader(values, generation)
-    reader.refuse_rope_scaling()
-    vocab_size = reader.integer("vocab_size")
-    num_heads = reader.integer("num_attention_heads")
-    hidden_size = reader.integer("hidden_size")
-    head_dim = reader.integer("head_dim", hidden_size // num_heads)
-    expert_size = reader.integer("moe_intermediate_size")
+    common = reader.common(MASK_TOKEN_ID, EOS_TOKEN_ID)
+    vocab_size, eos_token_ids = common["vocab_size"], common["eos_token_ids"]
     capacity = reader.integer("expert_capacity", 0)
-    eos_token_ids = reader.eos_token_ids(EOS_TOKEN_ID, vocab_size)
     if capacity and EOS_TOKEN_ID in eos_token_ids and vocab_size > ROLE_END_TOKEN_ID:
-        eos_token_ids = tuple(dict.fromkeys((*eos_token_ids, ROLE_END_TOKEN_ID)))
-    rotary_dim = int(head_dim * reader.rotary("partial_rotary_factor", 0.5))
+        common["eos_token_ids"] = tuple(dict.fromkeys((*eos_token_ids, ROLE_END_TOKEN_ID)))
+    rotary_dim = int(common["head_dim"] * reader.rotary("partial_rotary_factor", 0.5))
     return ModelConfig(
         family="llada2",
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=reader.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=reader.integer("num_key_value_heads", num_heads),
-        head_dim=head_dim,
+        **common,
         rotary_dim=reader.integer("rotary_dim", rotary_dim),
         rope_theta=reader.rotary("rope_theta", 600_000.0),
-        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
         num_dense_layers=reader.integer("first_k_dense_replace", 0),
         dense_size=reader.integer("intermediate_size"),
-        expert_size=expert_size,
-        shared_size=expert_size * reader.integer("num_shared_experts", 0),
+        shared_size=common["expert_size"] * reader.integer("num_shared_experts", 0),
         router=RouterConfig(
             num_experts=reader.integer("num_experts"),
             top_k=reader.integer("num_experts_per_tok"),
@@ -57,11 +45,7 @@ def read_config(values: Mapping[str, Any], generation: Mapping[str, Any]) -> Mod
             capacity=capacity,
             capacity_window=reader.integer("expert_capacity_window", 32),
         ),
-        max_context=reader.integer("max_position_embeddings", 32768),
         block_length=reader.integer("block_length", 32),
-        tie_embeddings=reader.flag("tie_word_embeddings", False),
-        mask_token_id=reader.token_id("mask_token_id", MASK_TOKEN_ID, vocab_size),
-        eos_token_ids=eos_token_ids,
         delete_token_id=reader.token_id("delete_token_id", DELETE_TOKEN_ID if capacity else None, vocab_size),
         split_token_id=reader.token_id("split_token_id", SPLIT_TOKEN_ID if capacity else None, vocab_size),
     )

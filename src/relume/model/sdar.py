@@ -14,30 +14,19 @@ MASK_TOKEN_ID, EOS_TOKEN_ID = 151669, 151645
 def read_config(values: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     """Translate config.json. Raises `RelumeError` that names a missing or contradictory key."""
     reader = ConfigReader(values, generation)
-    reader.refuse_rope_scaling()
+    common = reader.common(MASK_TOKEN_ID, EOS_TOKEN_ID)
     require(not values.get("mlp_only_layers"), "config.json: mlp_only_layers is set, which relume does not know")
     require(
         reader.integer("decoder_sparse_step", 1) == 1,
         "config.json: decoder_sparse_step is not 1, which relume does not know",
     )
-    vocab_size = reader.integer("vocab_size")
-    num_heads = reader.integer("num_attention_heads")
-    hidden_size = reader.integer("hidden_size")
-    head_dim = reader.integer("head_dim", hidden_size // num_heads)
     return ModelConfig(
         family="sdar",
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_layers=reader.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=reader.integer("num_key_value_heads", num_heads),
-        head_dim=head_dim,
-        rotary_dim=head_dim,
+        **common,
+        rotary_dim=common["head_dim"],
         rope_theta=reader.rotary("rope_theta", 1_000_000.0),
-        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
         num_dense_layers=0,
         dense_size=0,
-        expert_size=reader.integer("moe_intermediate_size"),
         shared_size=0,
         router=RouterConfig(
             num_experts=reader.integer("num_experts"),
@@ -46,11 +35,7 @@ def read_config(values: Mapping[str, Any], generation: Mapping[str, Any]) -> Mod
             has_bias=False,
             normalise=reader.flag("norm_topk_prob", False),
         ),
-        max_context=reader.integer("max_position_embeddings", 32768),
         block_length=reader.integer("block_length", reader.integer("block_size", 4)),
-        tie_embeddings=reader.flag("tie_word_embeddings", False),
-        mask_token_id=reader.token_id("mask_token_id", MASK_TOKEN_ID, vocab_size),
-        eos_token_ids=reader.eos_token_ids(EOS_TOKEN_ID, vocab_size),
     )
 
 
