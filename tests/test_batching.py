@@ -10,7 +10,7 @@ import torch
 
 from checkpoints import LLADA2, LLADA22, SDAR, make_tensors, write_checkpoint
 from relume import Engine
-from relume.config import DecodingConfig
+from relume.config import DecodingConfig, DTypeName
 from relume.engine.events import Event, IterationEvent
 from relume.engine.request import Request
 
@@ -36,20 +36,21 @@ def requests(num: int, block_length: int, decoders: list[str]) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("config", "decoders"),
+    ("config", "decoders", "dtype"),
     [
-        (LLADA2, ["threshold", "joint"]),
+        (LLADA2, ["threshold", "joint"], "float32"),
         # Rows of 17 floats: no row but the first starts on an aligned address.
-        (LLADA2 | {"hidden_size": 17, "moe_intermediate_size": 11}, ["threshold"]),
-        (LLADA22, ["threshold", "joint", "indel"]),
-        (SDAR, ["threshold", "joint"]),
+        (LLADA2 | {"hidden_size": 17, "moe_intermediate_size": 11}, ["threshold"], "float32"),
+        (LLADA22, ["threshold", "joint", "indel"], "float32"),
+        (SDAR, ["threshold", "joint"], "float32"),
+        (LLADA2, ["threshold", "joint"], "bfloat16"),
     ],
 )
 def test_a_batch_of_32_gives_what_each_request_gives_alone(
-    tmp_path: Path, config: dict[str, Any], decoders: list[str]
+    tmp_path: Path, config: dict[str, Any], decoders: list[str], dtype: DTypeName
 ) -> None:
     folder = write_checkpoint(tmp_path / "model", config, make_tensors(config, 3), tokenizer=True)
-    engine = Engine.load(folder, dtype="float32", prefill_blocks=2)
+    engine = Engine.load(folder, dtype=dtype, prefill_blocks=2)
     batch = requests(32, 8, decoders)
     in_batch: dict[int, list[float]] = {index: [] for index in range(len(batch))}
     apart: dict[int, list[float]] = {index: [] for index in range(len(batch))}
@@ -78,10 +79,16 @@ def test_more_requests_than_the_batch_holds_wait_their_turn(tmp_path: Path) -> N
     assert [result.token_ids for result in few] == [result.token_ids for result in many]
 
 
-def test_bfloat16_batch_runs_and_counts_experts(tmp_path: Path) -> None:
+def test_joined_batches_are_close_and_say_that_they_are_lossy(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", LLADA2, make_tensors(LLADA2, 3))
-    results = Engine.load(folder, dtype="bfloat16").generate_batch(requests(4, 8, ["threshold"]))
-    assert all(0 < result.statistics.active_experts <= 16 for result in results)
+    batch = requests(6, 8, ["threshold"])
+    exact, joined = (
+        Engine.load(folder, dtype="float32", exact_batches=exact).generate_batch(batch) for exact in (True, False)
+    )
+    assert [result.token_ids for result in joined] == [result.token_ids for result in exact]  # in float32, here
+    assert all(result.statistics.lossless for result in exact)
+    assert not any(result.statistics.lossless for result in joined)
+    assert all(0 < result.statistics.active_experts <= 16 for result in joined)
 
 
 def test_repeating_a_request_gives_the_same_bits(tmp_path: Path) -> None:

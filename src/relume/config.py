@@ -241,12 +241,15 @@ class EngineConfig:
         prefill_blocks: blocks of a prompt in one forward, which bounds the activations that a long prompt takes;
             `None` for as many as hold `PREFILL_TOKENS`.
         max_batch: requests that decode together; more wait their turn.
+        exact_batches: compute each request's rows apart, so that its tokens do not depend on its company. Off, a
+            batch reads the dense weights once, and rounding may then change a token.
     """
 
     dtype: DTypeName = "auto"
     device: str = "cpu"
     prefill_blocks: int | None = None
     max_batch: int = 32
+    exact_batches: bool = True
 
     def __post_init__(self) -> None:
         require_choice("dtype", self.dtype, get_args(DTypeName))

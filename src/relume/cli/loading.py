@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from relume.engine.engine import Engine
 
 _HELP = {
-    "dtype": "float32 (bit-identical whatever runs beside), bfloat16, or auto: the checkpoint's.",
+    "dtype": "float32, bfloat16, or auto: the checkpoint's.",
     "device": "cpu or cuda.",
     "prefill_blocks": "Blocks of the prompt in one forward; by default as many as hold 512 tokens.",
     "revision": "Branch, tag or commit of a hub id.",

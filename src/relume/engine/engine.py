@@ -54,6 +54,7 @@ class Engine:
         device: str = "cpu",
         prefill_blocks: int | None = None,
         max_batch: int = 32,
+        exact_batches: bool = True,
         revision: str | None = None,
         offline: bool = False,
         progress: Progress | None = None,
@@ -62,10 +63,11 @@ class Engine:
 
         Args:
             model: a folder in the official layout, or a hub id.
-            dtype: `float32` (bit-identical whatever runs beside a request), `bfloat16`, or `auto`.
+            dtype: `float32`, `bfloat16`, or `auto`: the checkpoint's.
             device: where it runs, `cpu` or `cuda`.
             prefill_blocks: blocks of a prompt in one forward; by default as many as hold 512 tokens.
             max_batch: requests decoded together.
+            exact_batches: a request gives the same tokens in any company; see `EngineConfig`.
             revision, offline: of a hub id; see `resolve_model`.
             progress: called with (bytes since the last call, bytes in all) while weights are read.
 
@@ -73,7 +75,13 @@ class Engine:
             RelumeError: one line that says what is wrong with the checkpoint or the arguments.
         """
         dtype_name = cast("DTypeName", str(dtype).removeprefix("torch."))
-        engine = EngineConfig(dtype=dtype_name, device=device, prefill_blocks=prefill_blocks, max_batch=max_batch)
+        engine = EngineConfig(
+            dtype=dtype_name,
+            device=device,
+            prefill_blocks=prefill_blocks,
+            max_batch=max_batch,
+            exact_batches=exact_batches,
+        )
         try:
             target = torch.device(device)
             torch.empty(0, device=target)
@@ -89,6 +97,7 @@ class Engine:
             compute_dtype(checkpoint, dtype_name),
             target,
             progress or (lambda _read, _total: None),
+            exact_batches,
         )
         try:
             tokenizer = Tokenizer(folder)
@@ -124,7 +133,7 @@ class Engine:
     ) -> list[GenerationResult]:
         """Answer several requests together, results in their order.
 
-        In float32 each result is, bit for bit, what the request gives alone.
+        Each result is what the request gives alone, unless `exact_batches` is off.
         """
         make = [self._sequence_maker(request) for request in requests]
         scheduler = Scheduler(self._model, self._engine.max_batch)
@@ -218,7 +227,7 @@ class Engine:
             peak_rss_bytes=peak_rss_bytes(),
             strategy="full",
             expert_memory_bytes=self._model.expert_bytes,
-            lossless=True,
+            lossless=self._engine.exact_batches,
             fallbacks=tuple(relume.startup_fallbacks),
             kind="measured",
             hardware=str(self._model.transformer.device),

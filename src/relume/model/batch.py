@@ -32,10 +32,10 @@ class Segment:
         return len(self.token_ids)
 
 
-def make_spans(segments: Sequence[Segment], dtype: torch.dtype) -> list[list[Segment]]:
+def make_spans(segments: Sequence[Segment], exact: bool) -> list[list[Segment]]:
     """Group segments whose rows share matrix products.
 
-    In float32 each segment is alone, so that its results do not depend on the others in the last bit.
-    In other types all are joined, which reads the dense weights once.
+    Alone in its span, a segment's results do not depend on the others, not even in the last bit. Joined, the
+    dense weights are read once for all.
     """
-    return [[segment] for segment in segments] if dtype == torch.float32 else [list(segments)]
+    return [[segment] for segment in segments] if exact else [list(segments)]

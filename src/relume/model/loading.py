@@ -44,6 +44,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Progress,
+    exact_batches: bool = True,
 ) -> LoadedModel:
     """Read all weights. Each goes straight to its place; only a tensor of another dtype is staged."""
     total = checkpoint.num_bytes
@@ -71,7 +72,7 @@ def load_model(
     finally:
         reader.close()
     executor = ExpertExecutor(experts, config.router.num_experts)
-    return LoadedModel(Transformer(config, weights, executor), executor, experts.num_bytes, read)
+    return LoadedModel(Transformer(config, weights, executor, exact_batches), executor, experts.num_bytes, read)
 
 
 def _load_weight(

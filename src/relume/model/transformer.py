@@ -33,12 +33,20 @@ class Transformer:
         config: the model's shape.
         weights: by relume's name (see `model.family`), all but the routed experts; the router in float32.
         executor: computes the routed experts of a layer.
+        exact_batches: keep every request in matrix products of its own; see `EngineConfig`.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], executor: ExpertExecutor) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, torch.Tensor],
+        executor: ExpertExecutor,
+        exact_batches: bool = True,
+    ) -> None:
         self.config = config
         self._weights = weights
         self._executor = executor
+        self._exact_batches = exact_batches
         self.dtype = weights["embeddings"].dtype
         self.device = weights["embeddings"].device
 
@@ -52,7 +60,9 @@ class Transformer:
         Returns:
             For each segment the logits `[m, vocab]` in float32 of its `logit_rows`.
         """
-        spans = [[self._context(segment) for segment in span] for span in make_spans(segments, self.dtype)]
+        spans = [
+            [self._context(segment) for segment in span] for span in make_spans(segments, self._exact_batches)
+        ]
         xs = [
             F.embedding(torch.cat([context.segment.token_ids for context in span]), self._weights["embeddings"])
             for span in spans
