@@ -204,3 +204,41 @@ def test_chat_remembers_clears_and_ends(chat_model: Path) -> None:
     terminal.write("/exit\n")
     assert terminal.wait() == 0
     assert "Traceback" not in terminal.output
+
+
+def test_synth_makes_a_model_that_generates(tmp_path: Path) -> None:
+    out = tmp_path / "made"
+    sizes = [
+        "--layers",
+        "3",
+        "--hidden",
+        "64",
+        "--experts",
+        "32",
+        "--top-k",
+        "4",
+        "--vocab",
+        "600",
+        "--groups",
+        "4",
+    ]
+    done = run("synth", out, "--like", "llada2-mini", *sizes, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["kind"] == "measured"
+    assert report["num_experts"] == 64
+    for name in report["targets"]:
+        assert name.replace("_", " ") in done.stdout
+    answer = run("generate", out, "Hello", "--max-tokens", "20", "--json")
+    assert json.loads(answer.stdout.splitlines()[-1])["statistics"]["num_tokens"] == 20
+    again = run("synth", out, "--like", "llada2-mini", *sizes)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert str(out) in again.stderr
+
+
+def test_synth_sizes_that_make_no_model(tmp_path: Path) -> None:
+    done = run("synth", tmp_path / "x", "--like", "llada2-mini", "--experts", "30", "--layers", "2")
+    assert done.returncode == 1
+    assert "n_group" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert run("synth", tmp_path / "x", "--like", "llada2-mini", "--experts", "0").returncode == 2

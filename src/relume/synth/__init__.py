@@ -1,0 +1,1 @@
+"""Random checkpoints whose routing looks like that of a trained model."""
