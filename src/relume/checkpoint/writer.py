@@ -134,7 +134,9 @@ class CheckpointWriter:
     def _flush(self) -> None:
         """Put the shard, whose tensors have all come, on the disk."""
         with self._disk_errors():
-            save_file(self._held, self._partial / self._shard_name(self._shard), metadata={"format": "pt"})
+            path = self._partial / self._shard_name(self._shard)
+            save_file(self._held, path, metadata={"format": "pt"})
+            path.chmod(0o644)  # the library keeps shards to their owner, unlike all other files
         self._held, self._used = {}, 0
         self._shard += 1
 
