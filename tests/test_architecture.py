@@ -20,7 +20,7 @@ LEVELS = [
     {"experts"},
     {"strategy", "routing", "trace"},
     {"checkpoint"},
-    {"machine"},
+    {"machine", "tasks"},
     {"config"},
     {"core"},
 ]

@@ -1,0 +1,149 @@
+"""One optimiser step: forwards side by side, gradients in a fixed order, one update."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from relume.config import ModelConfig
+from relume.core import RelumeError
+from relume.train.balancing import active_share, balance, expert_loads
+from relume.train.config import TrainConfig
+from relume.train.data import StepData
+from relume.train.metrics import Counts, count_right
+from relume.train.network import Network
+from relume.train.objective import Batch
+from relume.train.optim import Optimizer, learning_rate_scale
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did.
+
+    Attributes:
+        loss: weighted mean over the predicted tokens.
+        grad_norm: before clipping.
+        learning_rate: the one that was applied.
+        loads: `[moe layers, experts]` int64, tokens per expert.
+        active: `[moe layers]`, mean share of distinct experts in a noisy block.
+        counts: of right predictions, by task.
+    """
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    loads: torch.Tensor
+    active: torch.Tensor
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class _Part:
+    loss: torch.Tensor
+    gradients: tuple[torch.Tensor, ...]
+    loads: torch.Tensor
+    active: torch.Tensor
+    counts: Counts
+
+
+class Trainer:
+    """Weights, their average and the optimiser; `step` advances all of them."""
+
+    def __init__(
+        self, config: TrainConfig, model: ModelConfig, weights: dict[str, torch.Tensor], num_tasks: int
+    ) -> None:
+        self.config, self.model = config, model
+        self.device = torch.device(config.run.device)
+        self.weights = {name: weight.to(self.device) for name, weight in weights.items()}
+        self.averaged = (
+            {name: weight.clone() for name, weight in self.weights.items()} if config.optimizer.ema_decay else {}
+        )
+        self.optimizer = Optimizer(self.weights, config.optimizer)
+        for weight in self.optimizer.weights:
+            weight.requires_grad_()
+        self._network = Network(model, self.weights, getattr(torch, config.run.dtype))
+        self._num_tasks = num_tasks
+        self._workers = config.run.workers if self.device.type == "cpu" else 1
+        self._pool = ThreadPoolExecutor(self._workers, initializer=self._start_worker)
+
+    @property
+    def result(self) -> dict[str, torch.Tensor]:
+        """The weights to export: the averaged ones if there are any."""
+        return self.averaged or self.weights
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self._pool.shutdown()
+
+    def step(self, step: int, data: StepData) -> StepReport:
+        """Train on the data of step `step`.
+
+        Raises:
+            RelumeError: the loss or a gradient is not finite; the weights are those before the step.
+        """
+        total = data.total_weight
+        futures = [
+            self._pool.submit(self._part, batch, tasks, total)
+            for batch, tasks in zip(data.batches, data.tasks, strict=True)
+        ]
+        parts = [future.result() for future in futures]
+        for index, weight in enumerate(self.optimizer.weights):
+            weight.grad = parts[0].gradients[index]
+            for part in parts[1:]:
+                weight.grad += part.gradients[index]
+        loss = float(torch.stack([part.loss for part in parts]).sum())
+        scale = learning_rate_scale(step, self.config.optimizer, self.config.run)
+        norm = self.optimizer.step(scale) if math.isfinite(loss) else math.nan
+        if not math.isfinite(norm):
+            raise RelumeError(
+                f"step {step}: the loss is {loss} and its gradient's norm {norm}; the last saved state is kept: "
+                "resume from it with a lower learning rate"
+            )
+        loads = torch.stack([part.loads for part in parts]).sum(dim=0)
+        self._balance(loads)
+        self._average()
+        counts = parts[0].counts
+        for part in parts[1:]:
+            counts = counts + part.counts
+        active = torch.stack([part.active for part in parts]).mean(dim=0)
+        return StepReport(loss, norm, scale * self.config.optimizer.lr, loads, active, counts)
+
+    def _part(self, batch: Batch, tasks: torch.Tensor, total: float) -> _Part:
+        batch = batch.to(self.device)
+        output = self._network.forward(batch)
+        predicted = batch.loss_weights > 0
+        losses = F.cross_entropy(output.logits, batch.targets[predicted], reduction="none")
+        loss = (losses * batch.loss_weights[predicted]).sum() / total
+        gradients = torch.autograd.grad(loss, self.optimizer.weights)
+        experts = self.model.router.num_experts
+        return _Part(
+            loss.detach(),
+            gradients,
+            expert_loads(output.expert_ids, batch, experts),
+            active_share(output.expert_ids, batch, self.model.block_length, experts),
+            count_right(output.logits.detach(), batch, tasks, self._num_tasks),
+        )
+
+    def _balance(self, loads: torch.Tensor) -> None:
+        rate = self.config.optimizer.balance_rate
+        if rate and self.model.router.has_bias:
+            for layer, load in zip(self.model.moe_layers, loads, strict=True):
+                balance(self.weights[f"layers.{layer}.router_bias"], load, rate)
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        if self.averaged:
+            names = list(self.averaged)
+            torch._foreach_lerp_(
+                [self.averaged[name] for name in names],
+                [self.weights[name] for name in names],
+                1.0 - self.config.optimizer.ema_decay,
+            )
+
+    def _start_worker(self) -> None:
+        if self.device.type == "cpu":
+            torch.set_num_threads(1)
