@@ -96,3 +96,16 @@ def test_repeating_a_request_gives_the_same_bits(tmp_path: Path) -> None:
     engine = Engine.load(folder, dtype="float32")
     prompt = list(range(30))
     assert torch.equal(engine.logits(prompt, block_length=8), engine.logits(prompt, block_length=8))
+
+
+def test_active_experts_are_the_request_s_own(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", LLADA2, make_tensors(LLADA2, 3))
+    engine = Engine.load(folder, dtype="float32")
+    batch = requests(5, 8, ["threshold"])
+    together = engine.generate_batch(batch)
+    for request, result in zip(batch, together, strict=True):
+        (alone,) = engine.generate_batch([request])
+        assert result.statistics.active_experts == alone.statistics.active_experts
+        assert (
+            result.statistics.utilisation >= alone.statistics.utilisation == alone.statistics.active_experts / 16
+        )

@@ -8,16 +8,24 @@ from dataclasses import dataclass, field
 
 from relume.engine.events import Event
 from relume.engine.sequence import DecodingSequence, Phase
-from relume.experts.executor import ExpertCounters
+from relume.experts.executor import ExpertUsage
 from relume.model.loading import LoadedModel
 
 
 @dataclass
 class Usage:
-    """What the forwards that a sequence took part in used. `active` counts denoising forwards only."""
+    """What the forwards of one sequence used; the numbers of experts are sums over denoising forwards and layers.
 
+    Attributes:
+        layers: MoE layers in those forwards.
+        active: distinct experts that the sequence's own tokens used (all tokens' if batches are joined).
+        resident_active: distinct experts that the whole batch used.
+        compute_s: seconds in the experts, over all forwards.
+    """
+
+    layers: int = 0
     active: int = 0
-    layer_calls: int = 0
+    resident_active: int = 0
     compute_s: float = 0.0
 
 
@@ -51,21 +59,17 @@ class Scheduler:
             self.usage[key] = Usage()
         device = self.model.transformer.device
         segments = {key: sequence.segment(device) for key, sequence in self.running.items()}
-        before = self._counters()
+        self.model.executor.usage = used = ExpertUsage()
         logits = self.model.transformer.forward(list(segments.values()))
-        after = self._counters()
         happened = []
-        for (key, segment), rows in zip(segments.items(), logits, strict=True):
+        for span, ((key, segment), rows) in enumerate(zip(segments.items(), logits, strict=True)):
             sequence, usage = self.running[key], self.usage[key]
             if sequence.phase is Phase.DENOISE:
-                usage.active += after.active - before.active
-                usage.layer_calls += after.layer_calls - before.layer_calls
-            usage.compute_s += after.compute_s - before.compute_s
+                usage.layers += used.layers
+                usage.active += used.active_by_span[span if self.model.transformer.exact_batches else 0]
+                usage.resident_active += used.active
+            usage.compute_s += used.compute_s
             happened.append((key, sequence, sequence.advance(segment, rows)))
             if sequence.phase is Phase.DONE:
                 del self.running[key]
         return happened
-
-    def _counters(self) -> ExpertCounters:
-        counters = self.model.executor.counters
-        return ExpertCounters(counters.active, counters.layer_calls, counters.compute_s)

@@ -9,8 +9,9 @@ and added one by one in routing order; both are exactly rounded, so no grouping 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,21 +21,29 @@ from relume.experts.store import ResidentExperts
 
 
 @dataclass
-class ExpertCounters:
-    """What the executor did since it was made. An expert counts once per layer and forward that use it."""
+class ExpertUsage:
+    """What one forward used, summed over its MoE layers.
 
+    Attributes:
+        layers: MoE layers.
+        active: distinct experts of each layer, over all tokens.
+        active_by_span: the same over each span's tokens.
+        compute_s: seconds in the experts.
+    """
+
+    layers: int = 0
     active: int = 0
-    layer_calls: int = 0
+    active_by_span: Counter[int] = field(default_factory=Counter)
     compute_s: float = 0.0
 
 
 class ExpertExecutor:
-    """Computes the MoE output of a layer from its routing; counts what was used."""
+    """Computes the MoE output of a layer from its routing; `usage` counts since the caller last renewed it."""
 
     def __init__(self, experts: ResidentExperts, num_experts: int) -> None:
         self._experts = experts
         self._num_experts = num_experts
-        self.counters = ExpertCounters()
+        self.usage = ExpertUsage()
 
     def forward(self, layer: int, x: torch.Tensor, routing: Routing, span_lengths: Sequence[int]) -> torch.Tensor:
         """Weighted sum of each token's experts.
@@ -70,8 +79,8 @@ class ExpertExecutor:
         for choice in range(1, top_k):
             total = total + outputs[:, choice]
 
-        active = len({key // num_spans for key in used})
-        self.counters.active += active
-        self.counters.layer_calls += 1
-        self.counters.compute_s += time.perf_counter() - started
+        self.usage.layers += 1
+        self.usage.active += len({key // num_spans for key in used})
+        self.usage.active_by_span.update(key % num_spans for key in used)
+        self.usage.compute_s += time.perf_counter() - started
         return total.to(x.dtype)

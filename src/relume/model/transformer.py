@@ -46,7 +46,7 @@ class Transformer:
         self.config = config
         self._weights = weights
         self._executor = executor
-        self._exact_batches = exact_batches
+        self.exact_batches = exact_batches
         self.dtype = weights["embeddings"].dtype
         self.device = weights["embeddings"].device
 
@@ -60,9 +60,7 @@ class Transformer:
         Returns:
             For each segment the logits `[m, vocab]` in float32 of its `logit_rows`.
         """
-        spans = [
-            [self._context(segment) for segment in span] for span in make_spans(segments, self._exact_batches)
-        ]
+        spans = [[self._context(segment) for segment in span] for span in make_spans(segments, self.exact_batches)]
         xs = [
             F.embedding(torch.cat([context.segment.token_ids for context in span]), self._weights["embeddings"])
             for span in spans
