@@ -320,14 +320,14 @@ def answer_of(
     if decode is None:
         return answer, None, ended
     text = decode(answer)
-    found = sorted((text.find(string), len(string), string) for string in stop if string in text)
-    if not found:
-        return answer, text, ended
-    where, _, string = found[0]
-    count = 0
-    while string not in decode(answer[:count]):
-        count += 1
-    return answer[:count], text[:where], True
+    for end in range(1, len(text) + 1):
+        begins = [end - len(string) for string in stop if text[:end].endswith(string)]
+        if begins:
+            count = 0
+            while not any(string in decode(answer[:count]) for string in stop):
+                count += 1
+            return answer[:count], text[: min(begins)], True
+    return answer, text, ended
 
 
 def generate(

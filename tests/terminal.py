@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
+import struct
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -15,11 +18,14 @@ RELUME = Path(sys.executable).parent / "relume"
 class Terminal:
     """A process on a pseudo-terminal."""
 
-    def __init__(self, *arguments: object, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: object, environment: dict[str, str] | None = None, size: tuple[int, int] = (40, 100)
+    ) -> None:
         self.pid, self.descriptor = pty.fork()
         if self.pid == 0:
             variables = (environment or dict(os.environ)) | {"TERM": "xterm-256color"}
             os.execve(RELUME, [str(RELUME), *map(str, arguments)], variables)
+        fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
         self.output = ""
 
     def read_until(self, text: str, timeout: float = 30.0) -> None:

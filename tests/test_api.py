@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoints import EOS, LLADA2, LLADA22, MASK, make_tensors, write_checkpoint
-from relume import Engine, RelumeError
+from relume import Engine, RelumeError, Request
 from relume.config import DecodingConfig
 from relume.engine.ending import AnswerCutter
 from relume.engine.events import BlockEvent, IterationEvent
@@ -71,7 +72,33 @@ def test_cancel_keeps_finished_blocks(engine: Engine) -> None:
             stream.cancel()
     assert stream.result.finish_reason == "cancelled"
     assert stream.result.token_ids == whole.token_ids[:4]
+    assert stream.result.canvas == whole.canvas[:16]
     assert list(stream) == []
+
+
+def test_a_cancelled_canvas_is_the_canvas_as_it_was(engine: Engine) -> None:
+    stream = engine.stream(input_ids=PROMPT, **OPTIONS)
+    event = next(stream)
+    assert isinstance(event, IterationEvent)
+    stream.cancel()
+    assert list(stream) == []
+    assert stream.result.canvas == (*PROMPT[:8], *event.token_ids)
+
+
+def test_one_bad_request_stops_a_batch_before_anything_is_decoded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._model.transformer, "forward", lambda *_: pytest.fail("a forward was run"))
+    batch = [Request(input_ids=[1, 2]), Request(input_ids=[1, 99])]
+    with pytest.raises(RelumeError, match="request 1: the token id 99"):
+        engine.generate_batch(batch)
+    with pytest.raises(RelumeError, match="request 0 is a str"):
+        engine.generate_batch(["hello"])  # type: ignore[list-item]
+
+
+def test_text_that_is_no_unicode_is_refused(engine: Engine) -> None:
+    with pytest.raises(RelumeError, match="no valid Unicode at character 1"):
+        engine.generate("A\ud800")
 
 
 def test_cancel_before_the_first_iteration(engine: Engine) -> None:
@@ -91,10 +118,10 @@ def test_the_engine_is_unharmed_by_an_abandoned_stream(engine: Engine) -> None:
 
 def test_statistics_have_the_documented_keys(engine: Engine) -> None:
     statistics = engine.generate(input_ids=PROMPT, **OPTIONS).statistics.to_dict()
-    documented = (Path(__file__).parent.parent / "docs" / "statistics.md").read_text()
+    documented = (Path(__file__).parent.parent / "docs" / "json.md").read_text()
     for key in statistics:
         assert f"| `{key}` |" in documented
-    assert documented.count("\n| `") == len(statistics)
+    assert set(statistics) <= set(re.findall(r"\n\| `(\w+)` \|", documented))
     assert statistics["kind"] == "measured"
     assert statistics["lossless"] is True
     assert statistics["strategy"] == "full"
@@ -134,7 +161,7 @@ def letters(token_ids: object) -> str:
 @settings(max_examples=200, deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 4), min_size=1, max_size=40),
-    stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=2),
+    stop=st.lists(st.text("abc", min_size=1, max_size=5), max_size=3),
     block_length=st.integers(1, 9),
 )
 def test_streamed_text_never_takes_back_a_letter(tokens: list[int], stop: list[str], block_length: int) -> None:
@@ -150,9 +177,15 @@ def test_streamed_text_never_takes_back_a_letter(tokens: list[int], stop: list[s
         if ending.reason is not None:
             break
     whole = letters(tokens)
-    cuts = [whole.index(text) for text in stop if text in whole]
-    assert emitted == whole[: min(cuts, default=len(whole))]
-    assert ending.reason == ("stop" if cuts else "length")
+    cut, stopped = len(whole), False
+    for end in range(1, len(whole) + 1):  # the stop string that is completed first, whatever the blocks
+        begins = [end - len(text) for text in stop if whole[:end].endswith(text)]
+        if begins:
+            cut, stopped = min(begins), True
+            break
+    assert emitted == whole[:cut]
+    assert ending.reason == ("stop" if stopped else "length")
+    assert not stopped or any(text in letters(ending.token_ids) for text in stop)
 
 
 def test_incomplete_characters_are_held_back() -> None:

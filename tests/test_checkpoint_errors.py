@@ -8,14 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from checkpoints import LLADA2, SDAR, make_tensors, write_checkpoint
-from relume import Engine, RelumeError
+from checkpoints import LLADA2, LLADA22, SDAR, make_tensors, write_checkpoint
+from relume import Engine, RelumeError, Request
 from relume.checkpoint.folder import open_checkpoint
 from relume.checkpoint.tensor_file import TensorReader
+from relume.config import EngineConfig
 
 GATE = "model.layers.1.mlp.gate.weight"
 
@@ -77,7 +79,7 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "no architecture": (lambda f: edit_config(f, architectures=None), ["unknown architecture (none)"]),
     "fewer layers configured": (
         lambda f: edit_config(f, num_hidden_layers=2),
-        ["model.layers.2.", "has 2 layers"],
+        ["model.layers.2.input_layernorm.weight has no place"],
     ),
     "more layers configured": (
         lambda f: edit_config(f, num_hidden_layers=4),
@@ -85,7 +87,7 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     ),
     "fewer experts configured": (
         lambda f: edit_config(f, num_experts=8),
-        ["gate.weight has the shape [16, 32] instead of [8, 32]", "experts.8.gate_proj.weight exists"],
+        ["gate.weight has the shape [16, 32] instead of [8, 32]", "experts.8.gate_proj.weight has no place"],
     ),
     "other hidden size": (
         lambda f: edit_config(f, hidden_size=64),
@@ -96,6 +98,30 @@ CASES: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "contradictory groups": (lambda f: edit_config(f, n_group=5), ["n_group is 5", "divide num_experts (16)"]),
     "rope scaling": (lambda f: edit_config(f, rope_scaling={"rope_type": "yarn"}), ["rotary scaling 'yarn'"]),
     "unknown dtype": (lambda f: edit_config(f, dtype="float8"), ["float8", "bfloat16"]),
+    "bias switched off": (
+        lambda f: edit_config(f, moe_router_enable_expert_bias=False),
+        ["model.layers.1.mlp.gate.expert_bias has no place"],
+    ),
+    "shared expert left out": (
+        lambda f: edit_config(f, num_shared_experts=0),
+        ["shared_experts.up_proj.weight has no place"],
+    ),
+    "tied but with a head": (lambda f: edit_config(f, tie_word_embeddings=True), ["lm_head.weight has no place"]),
+    "other activation": (lambda f: edit_config(f, hidden_act="gelu"), ["hidden_act is 'gelu'"]),
+    "biases": (lambda f: edit_config(f, use_bias=True), ["use_bias is True"]),
+    "no query norm": (lambda f: edit_config(f, use_qk_norm=False), ["use_qk_norm is False"]),
+    "old spelling of scaling": (lambda f: edit_config(f, rope_scaling={"type": "yarn"}), ["scaling 'yarn'"]),
+    "scaling is no object": (lambda f: edit_config(f, rope_scaling="yarn"), ["rope_scaling is 'yarn'", "object"]),
+    "rotary number": (lambda f: edit_config(f, partial_rotary_factor="half"), ["partial_rotary_factor is 'half'"]),
+    "no heads": (lambda f: edit_config(f, num_attention_heads=0, head_dim=None), ["num_heads is 0"]),
+    "no window": (lambda f: edit_config(f, expert_capacity=6, expert_capacity_window=0), ["window is 0"]),
+    "negative theta": (lambda f: edit_config(f, rope_theta=-1.0), ["rope_theta is -1.0"]),
+    "architecture of the wrong type": (lambda f: edit_config(f, architectures=[["x"]]), ["unknown architecture"]),
+    "end of text is no token": (lambda f: edit_config(f, eos_token_id=[58, 60]), ["config.json: eos_token_id 60"]),
+    "header is a list": (
+        lambda f: shard(f).write_bytes((2).to_bytes(8, "little") + b"[]"),
+        ["model-00002-of-00003.safetensors", "damaged"],
+    ),
     "no config": (lambda f: (f / "config.json").unlink(), ["config.json", "missing"]),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), ["config.json", "not valid JSON"]),
     "index without map": (
@@ -218,7 +244,20 @@ def test_no_mask_token(sharded: Path) -> None:
     ("arguments", "message"),
     [
         ({"input_ids": []}, "prompt is empty"),
-        ({"input_ids": [60]}, "outside the vocabulary of 60"),
+        ({"input_ids": [60]}, "token id 60 lies outside the vocabulary of 60"),
+        ({"input_ids": [1.5]}, "flat sequence of integers"),
+        ({"input_ids": "123"}, "flat sequence of integers"),
+        ({"input_ids": [[1]]}, "flat sequence of integers"),
+        ({"prompt": ["A"]}, "prompt is a list"),
+        ({"messages": "A"}, "messages must be a list"),
+        ({"input_ids": [1], "max_tokens": "3"}, "max_tokens is '3': int was expected"),
+        ({"input_ids": [1], "max_tokens": 3.5}, "max_tokens is 3.5"),
+        ({"input_ids": [1], "temperature": float("inf")}, "temperature is inf"),
+        ({"input_ids": [1], "seed": -1}, "seed is -1"),
+        ({"input_ids": [1], "seed": 2**63}, "seed is"),
+        ({"input_ids": [1], "stop": [1]}, "stop is"),
+        ({"input_ids": [1], "block_length": 10**11}, "block_length is 100000000000"),
+        ({"input_ids": [1], "mode": "speed", "decoder": "threshold"}, "the decoder threshold has no mode"),
         ({"input_ids": [1], "max_tokens": 512}, "exceed the model's context of 512"),
         ({"input_ids": [1], "prompt": "a"}, "exactly one of prompt, messages and input_ids"),
         ({}, "exactly one of prompt, messages and input_ids"),
@@ -241,6 +280,48 @@ def test_wrong_engine_arguments(sharded: Path) -> None:
         Engine.load(sharded, dtype="int3")  # type: ignore[arg-type]
     with pytest.raises(RelumeError, match="device 'warp' cannot be used"):
         Engine.load(sharded, device="warp")
+
+
+def test_token_ids_may_be_a_tensor_or_an_array(sharded: Path) -> None:
+    engine = Engine.load(sharded)
+    expected = engine.generate(input_ids=[1, 2, 3], max_tokens=5, stop=None).token_ids
+    for ids in (torch.tensor([1, 2, 3]), numpy.array([1, 2, 3]), (n for n in (1, 2, 3))):
+        assert engine.generate(input_ids=ids, max_tokens=5).token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": []}, "prompt is empty"),
+        ({"input_ids": [1] * 513}, "exceed the model's context"),
+        ({"input_ids": [1], "block_length": 0}, "block_length is 0"),
+        ({"input_ids": [1], "prefill_blocks": -1}, "prefill_blocks is -1"),
+    ],
+)
+def test_wrong_arguments_of_logits(sharded: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(RelumeError, match=message):
+        Engine.load(sharded).logits(**arguments)
+
+
+def test_block_lengths_that_the_capacity_window_forbids(tmp_path: Path) -> None:
+    engine = Engine.load(write_checkpoint(tmp_path, LLADA22, make_tensors(LLADA22)))
+    for call in (engine.logits, engine.generate):
+        with pytest.raises(RelumeError, match="experts per 8 tokens"):
+            call(input_ids=[1, 2], block_length=4)
+
+
+def test_undeclared_type_is_that_of_the_tensors(tmp_path: Path) -> None:
+    config = {key: value for key, value in LLADA2.items() if key != "dtype"}
+    engine = Engine.load(write_checkpoint(tmp_path, config, make_tensors(LLADA2)))
+    assert engine._model.transformer.dtype == torch.float32
+
+
+def test_a_request_is_checked_before_weights_are_read(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TensorReader, "read", lambda *_: pytest.fail("weights were read"))
+    engine = Engine.open(sharded, EngineConfig())
+    with pytest.raises(RelumeError, match="no tokenizer"):
+        engine.check(Request(prompt="hello"))
+    engine.check(Request(input_ids=[1, 2]))
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])

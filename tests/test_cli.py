@@ -85,6 +85,10 @@ def test_the_chat_template_is_used_unless_raw(chat_model: Path) -> None:
         ["generate", "MODEL", "HI", "--decoder", "magic"],
         ["generate", "MODEL", "HI", "--dtype", "int3"],
         ["generate", "MODEL", "HI", "--mode", "fast"],
+        ["generate", "MODEL", "HI", "--device", "warp"],
+        ["generate", "MODEL", "HI", "--prefill-blocks", "0"],
+        ["generate", "MODEL", "HI", "--seed", "99999999999999999999"],
+        ["generate", "MODEL", "HI", "--temperature", "inf"],
         ["generate", "MODEL", "HI", "--file", "x"],
         ["generate", "MODEL", "HI", "--raw", "--system", "x"],
         ["synth", "x", "--like", "gpt7"],
@@ -102,12 +106,15 @@ def test_wrong_usage_exits_2(model: Path, arguments: list[str]) -> None:
     ("arguments", "message"),
     [
         (["generate", "/nowhere/at/all", "HI"], "no such folder"),
+        (["generate", "./nowhere", "HI"], "no such folder"),
+        (["generate", "models/llada2-", "HI"], "no such folder"),
+        (["generate", "../nowhere", "HI"], "no such folder"),
         (["generate", "MODEL", "--file", "/nowhere/prompt"], "cannot be read"),
+        (["generate", "MODEL", "--file", "/"], "cannot be read"),
         (["generate", "MODEL", ""], "the prompt is empty"),
         (["generate", "MODEL", "HI", "--max-tokens", "9999"], "exceed the model's context"),
         (["generate", "MODEL", "HI", "--revision", "main"], "leave --revision out"),
         (["generate", "MODEL", "HI", "--system", "S"], "no chat template"),
-        (["generate", "MODEL", "HI", "--device", "warp"], "cannot be used"),
         (["chat", "MODEL"], "no chat template"),
         (["inspect", "/nowhere/at/all"], "no such folder"),
     ],
@@ -121,14 +128,36 @@ def test_failures_print_one_line_and_exit_1(model: Path, arguments: list[str], m
     assert done.stdout == ""
 
 
-def test_a_broken_checkpoint_is_one_line_and_exit_1(tmp_path: Path) -> None:
+def test_a_missing_shard_fails_generate_and_shows_in_inspect(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, LLADA2, make_tensors(LLADA2), num_shards=2)
     (folder / "model-00001-of-00002.safetensors").unlink()
-    for command in ("generate", "inspect"):
-        done = run(command, folder, *(["HI"] if command == "generate" else []))
-        assert (done.returncode, done.stderr.count("\n")) == ((1, 1) if command == "generate" else (0, 0)), (
-            done.stderr
+    done = run("generate", folder, "HI")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "model-00001-of-00002.safetensors" in done.stderr
+    assert json.loads(run("inspect", folder, "--json").stdout)["weights_complete"] is False
+
+
+def test_text_that_is_no_utf8(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompt").write_bytes(b"AB\xff")
+    for arguments, stdin in ((["--file", str(tmp_path / "prompt")], b""), ([], b"AB\xff"), ([b"AB\xff"], b"")):
+        done = subprocess.run(
+            [RELUME, "generate", model, *arguments], input=stdin, capture_output=True, check=False
         )
+        assert (done.returncode, done.stderr.count(b"\n")) == (1, 1), done.stderr
+        assert b"UTF-8" in done.stderr
+
+
+def test_a_full_disk_under_the_output(model: Path) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [RELUME, "inspect", model, "--json"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "relume: the output cannot be written (No space left on device)\n"
+
+
+def test_version() -> None:
+    assert run("--version").stdout == "relume 0.1.0\n"
 
 
 def test_inspect(model: Path) -> None:
@@ -174,16 +203,28 @@ def test_ctrl_c_leaves_the_terminal_clean(model: Path) -> None:
     assert terminal.output.rfind("\x1b[?25h") > terminal.output.rfind("\x1b[?25l")
 
 
-def test_sigint_without_a_terminal_exits_130(model: Path) -> None:
+@pytest.mark.parametrize("seconds", [0.12, 0.3, 2.5])
+def test_sigint_at_any_moment_exits_130(model: Path, seconds: float) -> None:
     process = subprocess.Popen(
         [RELUME, "generate", model, "HELLO", "--max-tokens", "500", "--ignore-eos", "--threshold", "1"],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    time.sleep(2.5)
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+def test_live_keeps_to_the_screen(model: Path) -> None:
+    """Whatever scrolls off a terminal stays there: the picture must never be taller than the screen."""
+    terminal = Terminal("generate", model, "HELLO", "--live", "--max-tokens", "200", "--ignore-eos", size=(8, 30))
+    assert terminal.wait() == 0
+    for frame in terminal.output.split("\x1b[2K")[1:]:
+        assert frame.count("\n") < 9 or "iteration" not in frame
+    assert "iteration" in terminal.output
 
 
 def test_chat_remembers_clears_and_ends(chat_model: Path) -> None:

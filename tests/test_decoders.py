@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 import naive_decode
 from checkpoints import DELETE, EOS, LLADA22, MASK, SPLIT, VOCAB
-from relume.config import DecodingConfig
+from relume.config import DecoderName, DecodingConfig, JointMode
 from relume.core import RelumeError
 from relume.decoding import DECODERS, make_decoder
 from relume.decoding.block import Decoder
+from relume.decoding.candidates import propose
+from relume.decoding.joint import MODES
 from relume.model.llada2 import read_config
 
 LENGTH = 8
@@ -24,6 +26,7 @@ MODEL = read_config(LLADA22, {})
 
 
 def decoder(name: str, **options: object) -> Decoder:
+    options = {key: value for key, value in options.items() if key not in DECODERS[name].without}
     return make_decoder(DecodingConfig.from_mapping({"decoder": name, "block_length": LENGTH, **options}), MODEL)
 
 
@@ -116,10 +119,38 @@ def test_ties_go_to_the_lowest_token_and_position() -> None:
     assert step.state.tokens[0] == 7
 
 
+def test_a_tiny_temperature_is_argmax() -> None:
+    logits = torch.randn(20, VOCAB, generator=torch.Generator().manual_seed(0)) * 30
+    uniforms = torch.linspace(0.0, 0.999, 20, dtype=torch.float64)
+    greedy, _ = propose(logits, (MASK,), DecodingConfig(), None)
+    for temperature in (1e-3, 1e-30, 1e-45):
+        drawn, confidence = propose(logits, (MASK,), DecodingConfig(temperature=temperature), uniforms)
+        assert torch.equal(drawn, greedy)
+        assert bool((confidence > 0.999).all())
+
+
 def test_published_modes_of_joint() -> None:
     for mode, thresholds in (("quality", (0.7, 0.5)), ("speed", (0.5, 0.0))):
         engine = decoder("joint", mode=mode)
         assert (engine.threshold, getattr(engine, "edit_threshold")) == thresholds  # noqa: B009
+
+
+def test_an_option_that_the_decoder_does_not_have_is_refused() -> None:
+    for name, options in (
+        ("threshold", {"edit_threshold": 0.5, "max_post_iterations": 3, "mode": "speed"}),
+        ("joint", {"iterations": 3, "eos_early_stop": True}),
+        ("indel", {"mode": "speed", "eos_early_stop": False}),
+    ):
+        for option, value in options.items():
+            config = DecodingConfig.from_mapping({"decoder": name, option: value})
+            with pytest.raises(RelumeError, match=f"the decoder {name} has no {option}"):
+                make_decoder(config, MODEL)
+    assert DecodingConfig(mode="speed").decoder == "joint"
+
+
+def test_names_are_those_of_the_configuration() -> None:
+    assert tuple(DECODERS) == get_args(DecoderName)
+    assert tuple(MODES) == get_args(JointMode)
 
 
 def test_indel_needs_its_tokens() -> None:

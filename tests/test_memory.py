@@ -73,9 +73,9 @@ def test_a_long_prompt_is_prefilled_in_bounded_chunks(tmp_path: Path, monkeypatc
     transformer = engine._model.transformer
     real = transformer.forward
 
-    def record(segments: list[object]) -> list[torch.Tensor]:
+    def record(segments: list[object], usage: object) -> list[torch.Tensor]:
         seen.append(segments[0].num_tokens)  # type: ignore[attr-defined]
-        return real(segments)  # type: ignore[arg-type]
+        return real(segments, usage)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transformer, "forward", record)
     engine.generate(input_ids=[1] * 100, block_length=8, max_tokens=4)
@@ -91,13 +91,13 @@ def test_the_commit_forward_is_skipped_where_it_would_change_nothing(
     transformer = engine._model.transformer
     real, forwards = transformer.forward, [0]
 
-    def count(segments: list[object]) -> list[torch.Tensor]:
+    def count(segments: list[object], usage: object) -> list[torch.Tensor]:
         forwards[0] += 1
-        return real(segments)  # type: ignore[arg-type]
+        return real(segments, usage)  # type: ignore[arg-type]
 
     monkeypatch.setattr(transformer, "forward", count)
     options = {"input_ids": [1, 2], "block_length": 8, "max_tokens": 30, "ignore_eos": True}
-    for decoder, extra in (("threshold", 3), ("joint", 0)):
+    for decoder, extra in (({"decoder": "threshold"}, 3), ({"decoder": "joint", "edit_threshold": 1.0}, 0)):
         forwards[0] = 0
-        iterations = engine.generate(decoder=decoder, edit_threshold=1.0, **options).statistics.num_iterations  # type: ignore[arg-type]
+        iterations = engine.generate(**decoder, **options).statistics.num_iterations  # type: ignore[arg-type]
         assert forwards[0] == iterations + extra

@@ -62,9 +62,8 @@ def test_an_editing_decoder_comes_to_rest(tmp_path: Path) -> None:
     synthesise(tmp_path / "model", like, 1, overrides)
     engine = Engine.load(tmp_path / "model")
     result = engine.generate(input_ids=[70, 80, 90], max_tokens=29, decoder="joint", mode="speed")
-    assert result.statistics.num_iterations < 4 * (
-        32 / 8 + 3 * 16
-    )  # short of every block's last allowed iteration
+    # Every block could take block_length + 16 iterations; editing in circles would use them all.
+    assert result.statistics.num_iterations < 4 * 8
 
 
 def test_stacked_and_single_experts_are_the_same_model(tmp_path: Path) -> None:
@@ -167,7 +166,8 @@ def test_an_existing_folder_is_refused_untouched(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def fail(*_args: object, **_options: object) -> None:
+    def fail(_tensors: object, path: Path, **_options: object) -> None:
+        path.touch()
         calls.append(1)
         if len(calls) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")

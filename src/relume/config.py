@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args
+from math import isfinite
+from types import UnionType
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from relume.core import RelumeError
 
@@ -27,6 +29,33 @@ def require_choice(name: str, value: object, choices: tuple[object, ...]) -> Non
     """Raise `RelumeError` that lists the choices unless `value` is one of them."""
     names = ", ".join(str(choice) for choice in choices if choice is not None)
     require(value in choices, f"unknown {name} {value!r}: choose one of {names}")
+
+
+def require_types(config: Any) -> None:
+    """Raise `RelumeError` for a field of a configuration whose value is not of its annotated type."""
+    hints = get_type_hints(type(config))
+    for field in fields(config):
+        value = getattr(config, field.name)
+        kinds = get_args(hints[field.name]) if _is_union(hints[field.name]) else (hints[field.name],)
+        if not any(_is_a(value, kind) for kind in kinds):
+            wanted = " or ".join(
+                "null" if kind is type(None) else getattr(kind, "__name__", str(kind)) for kind in kinds
+            )
+            raise RelumeError(f"{field.name} is {value!r}: {wanted} was expected")
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in {Union, UnionType}
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str)  # which one is for `require_choice` to say
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(isinstance(part, get_args(kind)[0]) for part in value)
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 @dataclass(frozen=True)
@@ -70,6 +99,7 @@ class RouterConfig:
             1 <= self.kept_groups <= self.num_groups,
             f"topk_group is {self.kept_groups}, which must lie in 1..n_group ({self.num_groups})",
         )
+        require(self.capacity_window >= 1, f"the capacity window is {self.capacity_window}: it must be at least 1")
         if self.capacity:
             require(
                 self.top_k <= self.capacity <= self.num_experts,
@@ -139,6 +169,10 @@ class ModelConfig:
             f"config: the rotary dimension is {self.rotary_dim}; it must be even and at most head_dim "
             f"({self.head_dim})",
         )
+        require(
+            isfinite(self.rope_theta) and self.rope_theta > 0,
+            f"config: rope_theta is {self.rope_theta}: it must be positive",
+        )
         for name in ("mask_token_id", "delete_token_id", "split_token_id"):
             token = getattr(self, name)
             require(
@@ -166,31 +200,34 @@ class ModelConfig:
 class DecodingConfig:
     """How one request is decoded. `None` leaves a choice to the model or the decoder.
 
+    An option that the decoder does not have is refused, never ignored.
+
     Attributes:
         decoder: `threshold` (LLaDA2.0), `joint` (2.1) or `indel` (2.2).
-        mode: of `joint`: `quality` or `speed`, which set the published thresholds (.7/.5 and .5/.0).
+        mode: of `joint`, which it implies: `quality` or `speed`, the published thresholds (.7/.5 and .5/.0).
         threshold: a masked position commits when its confidence is greater.
-        edit_threshold: a committed token changes when another is predicted with a greater confidence.
+        edit_threshold: of `joint` and `indel`: a committed token changes when another is predicted with a
+            greater confidence.
         block_length: positions decoded together.
-        iterations: denoising iterations over which a block's quota of commits is spread; `block_length` gives
-            at least one commit an iteration.
-        max_post_iterations: of `joint` and `indel`: iterations after the last mask is gone.
+        iterations: of `threshold` and `indel`: iterations over which a block's quota of commits is spread; by
+            default `block_length`, at least one commit an iteration.
+        max_post_iterations: of `joint` and `indel`: iterations after the last mask is gone; by default 16.
         max_tokens: the longest answer.
         temperature: 0 is argmax, ties to the lowest id. `top_k` 0 and `top_p` 1 filter nothing.
         seed: of this request's own random draws.
         stop: strings that end the answer; they are not part of it.
         ignore_eos: decode `max_tokens` whatever the model says (for measurements).
-        eos_early_stop: of `threshold`: leave a block as soon as nothing before a committed end of text is
-            masked. The answer is the same, with fewer iterations.
+        eos_early_stop: of `threshold`, by default on: leave a block as soon as nothing before a committed end
+            of text is masked. The answer is the same, with fewer iterations.
     """
 
     decoder: DecoderName | None = None
-    mode: JointMode = "quality"
+    mode: JointMode | None = None
     threshold: float | None = None
     edit_threshold: float | None = None
     block_length: int | None = None
     iterations: int | None = None
-    max_post_iterations: int = 16
+    max_post_iterations: int | None = None
     max_tokens: int = 256
     temperature: float = 0.0
     top_k: int = 0
@@ -198,14 +235,17 @@ class DecodingConfig:
     seed: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    eos_early_stop: bool = True
+    eos_early_stop: bool | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        if isinstance(self.stop, (str, list, type(None))):
+            stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+            object.__setattr__(self, "stop", stop)
+        require_types(self)
         require_choice("decoder", self.decoder, (None, *get_args(DecoderName)))
-        require_choice("mode", self.mode, get_args(JointMode))
+        require_choice("mode", self.mode, (None, *get_args(JointMode)))
+        if self.decoder is None and self.mode is not None:
+            object.__setattr__(self, "decoder", "joint")
         require(all(self.stop), "a stop string is empty: leave it out")
         for name in ("threshold", "edit_threshold"):
             value = getattr(self, name)
@@ -219,8 +259,12 @@ class DecodingConfig:
         ):
             value = getattr(self, name)
             require(value is None or value >= least, f"{name} is {value}: it must be at least {least}")
-        require(self.temperature >= 0.0, f"temperature is {self.temperature}: it must be 0 (argmax) or more")
+        require(
+            isfinite(self.temperature) and self.temperature >= 0.0,
+            f"temperature is {self.temperature}: it must be 0 (argmax) or a positive number",
+        )
         require(0.0 < self.top_p <= 1.0, f"top_p is {self.top_p}: it must be above 0 and at most 1")
+        require(0 <= self.seed < 2**63, f"seed is {self.seed}: it must lie in 0..2^63-1")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -252,6 +296,9 @@ class EngineConfig:
     exact_batches: bool = True
 
     def __post_init__(self) -> None:
+        require_types(self)
+        kind = self.device.partition(":")[0]
+        require(kind in {"cpu", "cuda"}, f"device {self.device!r} cannot be used: choose cpu or cuda")
         require_choice("dtype", self.dtype, get_args(DTypeName))
         require(
             self.prefill_blocks is None or self.prefill_blocks >= 1,

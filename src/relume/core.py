@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -14,6 +14,10 @@ T = TypeVar("T")
 
 class RelumeError(ValueError):
     """A mistake or a condition that the user can act on; its text is one line that names the way out."""
+
+
+#: Told about long work: (bytes or items since the last call, bytes or items in all).
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

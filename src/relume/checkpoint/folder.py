@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from relume.checkpoint.tensor_file import TensorEntry, read_header
+from relume.checkpoint.tensor_file import DTYPES, TensorEntry, read_header
 from relume.core import RelumeError
 
 CONFIG_FILE = "config.json"
@@ -54,22 +54,16 @@ class Checkpoint:
                 found.append(f"{name} has the shape {list(entry.shape)} instead of {list(shape)}")
         return found
 
-    def expert_problems(self, prefix: str, num_experts: int, hidden: int, size: int) -> list[str]:
-        """`problems` of one layer's experts in either layout, and experts beyond the configured number."""
-        shapes = {"gate_proj": (size, hidden), "up_proj": (size, hidden), "down_proj": (hidden, size)}
-        if f"{prefix}.gate_proj" in self.tensors:
-            return self.problems({f"{prefix}.{name}": (num_experts, *shape) for name, shape in shapes.items()})
-        found = self.problems(
-            {
-                f"{prefix}.{expert}.{name}.weight": shape
-                for expert in range(num_experts)
-                for name, shape in shapes.items()
-            }
-        )
-        extra = f"{prefix}.{num_experts}.gate_proj.weight"
-        if extra in self.tensors:
-            found.append(f"{extra} exists although the configuration has {num_experts} experts")
-        return found
+    def expert_shapes(self, prefix: str, num_experts: int, hidden: int, size: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of one layer's experts, in the layout that the checkpoint uses."""
+        shapes = dict(zip(PROJECTIONS, ((size, hidden), (size, hidden), (hidden, size)), strict=True))
+        if f"{prefix}.{PROJECTIONS[0]}" in self.tensors:
+            return {f"{prefix}.{name}": (num_experts, *shape) for name, shape in shapes.items()}
+        return {
+            f"{prefix}.{expert}.{name}.weight": shape
+            for expert in range(num_experts)
+            for name, shape in shapes.items()
+        }
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -125,7 +119,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise RelumeError(f"{folder / INDEX_FILE}: has no weight_map")
     for file in weight_map.values():
-        if not isinstance(file, str) or "/" in file or "\\" in file:
+        if not isinstance(file, str) or file in {"", ".", ".."} or "/" in file or "\\" in file:
             raise RelumeError(f"{folder / INDEX_FILE}: names the shard {file!r}, which is no plain file name")
     return weight_map
 
@@ -139,17 +133,29 @@ def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
     missing = [name for name in sorted(set(weight_map.values())) if not exists(folder / name)]
     if missing:
         raise RelumeError(f"{folder}: missing shards: {', '.join(missing)}; fetch them again")
-    headers = {name: read_header(folder / name) for name in sorted(set(weight_map.values()))}
-    absent = [name for name, file in weight_map.items() if name not in headers[file]]
+    tensors: dict[str, TensorEntry] = {}
+    absent: list[str] = []
+    for shard in sorted(set(weight_map.values())):
+        named = {name for name, file in weight_map.items() if file == shard}
+        found = read_header(folder / shard, named)
+        tensors |= found
+        absent += sorted(named - found.keys())
     if absent:
         raise RelumeError(f"{folder}: tensors that the index names but their shards lack: {', '.join(absent)}")
-    return {name: headers[file][name] for name, file in weight_map.items()}
+    return tensors
 
 
-def stored_dtype(config: Mapping[str, Any]) -> torch.dtype:
-    """The float type that a config.json declares in `dtype` or `torch_dtype`; bfloat16 if it declares none."""
-    name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    known = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+def stored_dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorEntry]) -> torch.dtype:
+    """The float type that config.json declares in `dtype` or `torch_dtype`, else that of the largest tensor.
+
+    Without tensors to look at it is bfloat16. Raises `RelumeError` for a type that relume does not read.
+    """
+    declared = config.get("dtype") or config.get("torch_dtype")
+    if not declared:
+        largest = max(tensors.values(), key=lambda entry: entry.num_bytes, default=None)
+        return largest.dtype if largest else torch.bfloat16
+    name = str(declared).removeprefix("torch.")
+    known = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
     if name not in known:
         raise RelumeError(f"config.json: dtype is {name!r}; relume reads {', '.join(known)}")
     return known[name]

@@ -9,7 +9,7 @@ from relume.checkpoint.folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_
 from relume.checkpoint.tokenizer import TOKENIZER_FILES
 from relume.core import RelumeError
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}(?<![.-])")
 
 
 def resolve_model(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,8 +43,8 @@ class TensorEntry:
         return TensorEntry(f"{self.name}[{index}]", self.path, self.dtype, self.shape[1:], offset)
 
 
-def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Entries of one safetensors file.
+def read_header(path: Path, names: Container[str] | None = None) -> dict[str, TensorEntry]:
+    """Entries of one safetensors file, all or those in `names`.
 
     Raises:
         RelumeError: the file is missing, unreadable, no safetensors file, or shorter than its header says.
@@ -66,9 +67,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         if isinstance(error, RelumeError):
             raise
         raise RelumeError(f"{path}: its safetensors header is damaged; fetch this file again") from None
+    if not isinstance(header, dict):
+        raise RelumeError(f"{path}: its safetensors header is damaged; fetch this file again")
     entries = {}
     for name, info in header.items():
-        if name == "__metadata__":
+        if name == "__metadata__" or (names is not None and name not in names):
             continue
         entries[name] = entry = _entry(path, name, info, base=8 + length)
         end = entry.offset + entry.num_bytes

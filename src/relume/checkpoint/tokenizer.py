@@ -39,7 +39,8 @@ class Tokenizer:
         return bool(self._tokenizer.chat_template)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text."""
+        """Token ids of plain text. Raises `RelumeError` for a text that is no valid Unicode."""
+        _require_text(text)
         return list(self._tokenizer.encode(text))
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -53,6 +54,7 @@ class Tokenizer:
         for message in messages:
             if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
                 raise RelumeError(f"message {message!r}: each needs role and content")
+            _require_text(message["content"])
         try:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
@@ -64,3 +66,12 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _require_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise RelumeError(f"a text was expected, not {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RelumeError(f"the text is no valid Unicode at character {error.start}: give it as UTF-8") from None

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from relume.checkpoint.folder import CONFIG_FILE, INDEX_FILE
-from relume.core import RelumeError
+from relume.core import Progress, RelumeError
 
 DEFAULT_SHARD_BYTES = 2**30
 _ALIGNMENT = 64
-
-#: Called with the bytes that were added since the last call, and the bytes in all.
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,23 @@ import sys
 
 def main() -> None:
     """Entry point: 0 done, 1 failed with one line, 2 wrong usage, 130 interrupted."""
-    from relume.cli.app import app
-    from relume.cli.terminal import fail
-    from relume.core import RelumeError
-
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # progress is for terminals
     try:
-        app()
-    except RelumeError as error:
-        fail(str(error))
-    except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter must not complain about it at exit.
-        sys.stdout = None
-        sys.exit(1)
+        from relume.cli.app import app
+        from relume.cli.terminal import fail
+        from relume.core import RelumeError
+
+        if not sys.stderr.isatty():
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # progress is for terminals
+        try:
+            app()
+        except RelumeError as error:
+            fail(str(error))
+        except BrokenPipeError:
+            # Whoever read the output has gone: nothing to tell, but what was asked for was not delivered.
+            sys.stdout = None
+            sys.exit(1)
+        except OSError as error:
+            sys.stdout = None
+            fail(f"the output cannot be written ({error.strerror})")
+    except KeyboardInterrupt:
+        sys.exit(130)

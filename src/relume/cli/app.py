@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from relume import __version__
 from relume.cli import chat, generate, inspect_model, synth
 
 app = typer.Typer(
     name="relume",
-    help="Run mixture-of-experts diffusion language models on computers that cannot hold them.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def relume(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Run mixture-of-experts diffusion language models on computers that cannot hold them."""
+    if version:
+        typer.echo(f"relume {__version__}")
+        raise typer.Exit
+
+
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("inspect")(inspect_model.inspect_model)

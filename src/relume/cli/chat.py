@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from relume.cli.loading import LoadOptions, load_engine, loading_options
+from relume.cli.loading import LoadOptions, loading_options, open_engine, read_weights
 from relume.cli.options import Model, decoding_options
 from relume.config import DecodingConfig
 from relume.core import RelumeError
@@ -29,10 +28,11 @@ def chat(
     live: Annotated[bool, typer.Option("--live", help="Show the canvas filling in.")] = False,
 ) -> None:
     """Talk with a model; it sees the whole conversation."""
-    engine = load_engine(model, loading)
+    engine = open_engine(model, loading)
     if not engine.tokenizer.has_chat_template:
         raise RelumeError(f"{model}: its tokenizer has no chat template; use relume generate --raw")
-    console = Console(highlight=False)
+    read_weights(engine)
+    console = Console(highlight=False, emoji=False)
     console.print(HELP, style="dim")
     opening = [{"role": "system", "content": system}] if system is not None else []
     messages = list(opening)
@@ -49,30 +49,29 @@ def chat(
         elif line.startswith("/"):
             console.print(HELP, style="dim")
         elif line:
-            messages.append({"role": "user", "content": line})
-            answer = _answer(engine, messages, decoding, live, console)
-            if answer is None:
-                messages.pop()
-            else:
-                messages.append({"role": "assistant", "content": answer})
+            question = {"role": "user", "content": line}
+            answer = _answer(engine, [*messages, question], decoding, live, console)
+            if answer is not None:
+                messages += [question, {"role": "assistant", "content": answer}]
 
 
 def _answer(
     engine: Engine, messages: list[dict[str, str]], decoding: DecodingConfig, live: bool, console: Console
 ) -> str | None:
-    """Print the answer block by block; `None` if it was refused or interrupted before its first block."""
+    """Print the answer block by block; `None` if the conversation was refused."""
     from relume.cli.live import watch
     from relume.engine.events import BlockEvent
+    from relume.engine.request import Request
 
     try:
-        stream = engine.stream(messages=messages, **asdict(decoding))
+        stream = engine.stream_request(Request(messages=messages, decoding=decoding))
     except RelumeError as error:
         console.print(str(error), style="red", markup=False)
         return None
     try:
         if live:
             watch(stream, engine.tokenizer.decode)
-            console.print(stream.result.text, markup=False)
+            console.print(stream.result.text, markup=False, soft_wrap=True)
         else:
             for event in stream:
                 if isinstance(event, BlockEvent):
@@ -83,4 +82,4 @@ def _answer(
         for _ in stream:
             pass
         console.print(" (stopped)", style="dim")
-    return stream.result.text or None
+    return stream.result.text

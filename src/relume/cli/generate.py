@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relume.cli.loading import LoadOptions, load_engine, loading_options
+from relume.cli.loading import LoadOptions, loading_options, open_engine, read_weights
 from relume.cli.options import Model, decoding_options
 from relume.config import DecodingConfig
 from relume.core import RelumeError
 
 if TYPE_CHECKING:
     from relume.engine.engine import Engine
-    from relume.engine.events import GenerationResult
-    from relume.engine.stream import Stream
+    from relume.engine.request import Request
+    from relume.engine.result import GenerationResult
 
 
 @loading_options
@@ -38,9 +37,11 @@ def generate(
     text = _read_prompt(prompt, file)
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template: leave --raw out")
-
-    engine = load_engine(model, loading)
-    stream = start(engine, text, system, raw, decoding)
+    engine = open_engine(model, loading)
+    request = _make_request(engine, text, system, raw, decoding)
+    engine.check(request)  # before the weights, which take long
+    read_weights(engine)
+    stream = engine.stream_request(request)
     if live:
         from relume.cli.live import watch
 
@@ -51,28 +52,31 @@ def generate(
     _print_result(stream.result, json_output)
 
 
-def start(engine: Engine, text: str, system: str | None, raw: bool, decoding: DecodingConfig) -> Stream:
-    """Begin to answer `text`, as one user message if the tokenizer has a chat template."""
-    options = asdict(decoding)
+def _make_request(engine: Engine, text: str, system: str | None, raw: bool, decoding: DecodingConfig) -> Request:
+    """`text` as one user message if the tokenizer has a chat template, else as it is."""
+    from relume.engine.request import Request
+
     if raw or (system is None and not engine.tokenizer.has_chat_template):
-        return engine.stream(text, **options)
+        return Request(prompt=text, decoding=decoding)
     messages = [{"role": "system", "content": system}] if system is not None else []
-    return engine.stream(messages=[*messages, {"role": "user", "content": text}], **options)
+    return Request(messages=[*messages, {"role": "user", "content": text}], decoding=decoding)
 
 
 def _read_prompt(prompt: str | None, file: Path | None) -> str:
     if prompt is not None and file is not None:
         raise typer.BadParameter("give the prompt as an argument or with --file, not both")
-    if file is not None:
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise RelumeError(f"{file}: the prompt cannot be read ({error})") from None
-    if prompt is not None and prompt != "-":
+    if file is None and prompt is not None and prompt != "-":
         return prompt
-    if sys.stdin.isatty():
+    if file is None and sys.stdin.isatty():
         raise typer.BadParameter("no prompt: give one as an argument, with --file, or on standard input")
-    return sys.stdin.read()
+    try:
+        data = file.read_bytes() if file is not None else sys.stdin.buffer.read()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise RelumeError(f"{file}: the prompt cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        place = "standard input" if file is None else file
+        raise RelumeError(f"{place}: the prompt is no UTF-8 text (byte {error.start})") from None
 
 
 def _print_result(result: GenerationResult, json_output: bool) -> None:

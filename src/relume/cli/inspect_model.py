@@ -44,11 +44,12 @@ def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
     generation = read_json(generation_path) if generation_path.exists() else {}
     family, shape = read_config(folder, config, generation)
     complete = all((folder / name).exists() for name in shard_names(folder))
-    if complete:
-        identify(open_checkpoint(folder))
+    checkpoint = open_checkpoint(folder) if complete else None
+    if checkpoint is not None:
+        identify(checkpoint)
     sizes = model_sizes(family, shape)
     router = shape.router
-    itemsize = stored_dtype(config).itemsize
+    itemsize = stored_dtype(config, checkpoint.tensors if checkpoint is not None else {}).itemsize
     return {
         "family": family.name,
         "layers": shape.num_layers,
@@ -63,12 +64,12 @@ def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
         "num_tensors": sizes.num_tensors,
         "parameters": sizes.total,
         "bytes": {name: count * itemsize for name, count in sizes.parts.items()}
-        | {"routed experts": sizes.per_expert * sizes.experts * itemsize},
+        | {"routed_experts": sizes.per_expert * sizes.experts * itemsize},
         "bytes_outside_experts": sizes.outside_experts * itemsize,
         "bytes_per_expert": sizes.per_expert * itemsize,
         "bytes_per_layer_of_experts": sizes.per_expert * router.num_experts * itemsize,
         "kv_bytes_per_token": shape.kv_values_per_token * itemsize,
-        "bytes_to_load": sizes.total * itemsize,
+        "bytes_to_load": checkpoint.num_bytes if checkpoint is not None else sizes.total * itemsize,
         "weights_complete": complete,
     }
 
@@ -85,7 +86,7 @@ def _print_table(document: dict[str, Any]) -> None:
     for key, value in document.items():
         if key == "bytes":
             for part, count in value.items():
-                table.add_row(f"  {part}", human_bytes(count))
+                table.add_row(f"  {part.replace('_', ' ')}", human_bytes(count))
         elif key.startswith("bytes") or key.startswith("kv_bytes"):
             table.add_row(key.replace("_", " "), human_bytes(value))
         elif value is not None:

@@ -77,7 +77,7 @@ def _print_report(report: SynthReport) -> None:
     figures = asdict(report.routing) | {"tokens_per_iteration": report.tokens_per_iteration}
     for name, target in report.targets.items():
         wanted = f"{target.low:.2f}" if target.low == target.high else f"{target.low:.2f} .. {target.high:.2f}"
-        table.add_row(name.replace("_", " "), f"{figures[name]:.2f}", wanted)
+        table.add_row(name.replace("_", " "), "-" if figures[name] is None else f"{figures[name]:.2f}", wanted)
     console.print(table)
     for source in dict.fromkeys(target.source for target in report.targets.values()):
         console.print(f"  {source}", style="dim", soft_wrap=True)

@@ -10,7 +10,7 @@ from relume.decoding.joint import JointDecoder
 from relume.decoding.threshold import ThresholdDecoder
 
 DECODERS: Registry[type[Decoder]] = Registry(
-    "decoder", {"threshold": ThresholdDecoder, "joint": JointDecoder, "indel": IndelDecoder}
+    "decoder", {kind.name: kind for kind in (ThresholdDecoder, JointDecoder, IndelDecoder)}
 )
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from relume.config import DecodingConfig, ModelConfig, require
+from relume.decoding.candidates import propose
+
+DEFAULT_POST_ITERATIONS = 16
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,10 @@ class Step:
 class Decoder(ABC):
     """Decides, from a block's logits, which positions change. Holds configuration only; state is passed."""
 
-    default_threshold = 0.95
+    name: ClassVar[str]
+    default_threshold: ClassVar[float] = 0.95
+    #: Options of `DecodingConfig` that belong to other decoders.
+    without: ClassVar[tuple[str, ...]]
 
     def __init__(self, decoding: DecodingConfig, model: ModelConfig) -> None:
         require(
@@ -68,7 +76,11 @@ class Decoder(ABC):
             self.iterations <= self.block_length,
             f"iterations is {self.iterations}: it must be at most block_length ({self.block_length})",
         )
+        for option in self.without:
+            require(getattr(decoding, option) is None, f"the decoder {self.name} has no {option}: leave it out")
         self.config = decoding
+        posts = decoding.max_post_iterations
+        self.max_post_iterations = DEFAULT_POST_ITERATIONS if posts is None else posts
         self.threshold = self.default_threshold if decoding.threshold is None else decoding.threshold
         self.eos_token_ids = () if decoding.ignore_eos else model.eos_token_ids
 
@@ -79,9 +91,9 @@ class Decoder(ABC):
         prompt = torch.arange(self.block_length) < len(tokens)
         return BlockState(canvas, ~prompt, prompt)
 
-    @abstractmethod
     def rows(self, state: BlockState) -> torch.Tensor:
-        """Positions whose logits the next step needs, ascending."""
+        """Positions whose logits the next step needs, ascending: everything outside the prompt."""
+        return (~state.prompt).nonzero().flatten()
 
     @abstractmethod
     def step(self, state: BlockState, logits: torch.Tensor, uniforms: torch.Tensor | None) -> Step:
@@ -92,6 +104,20 @@ class Decoder(ABC):
             logits: `[len(rows(state)), vocab]` float32.
             uniforms: `[block_length]` float64 random numbers, needed when the temperature is positive.
         """
+
+    def propose(
+        self, state: BlockState, logits: torch.Tensor, uniforms: torch.Tensor | None, excluded: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Candidates and confidences of the whole block; outside `rows` the token itself and NaN.
+
+        The mask token is never a candidate; `excluded` are further ones that are not.
+        """
+        rows = self.rows(state)
+        draws = None if uniforms is None else uniforms[rows]
+        candidates, confidence = state.tokens.clone(), torch.full(state.tokens.shape, float("nan"))
+        banned = (self.mask_token_id, *excluded)
+        candidates[rows], confidence[rows] = propose(logits, banned, self.config, draws)
+        return candidates, confidence
 
     def quota(self, iteration: int) -> int:
         """Least number of commits in an iteration: the block spread evenly over `iterations`."""

@@ -29,7 +29,9 @@ def propose(
         confidence = logits.softmax(dim=-1).gather(-1, tokens)
         return tokens.squeeze(-1).cpu(), confidence.squeeze(-1).cpu()
     assert uniforms is not None
-    allowed = _filter(allowed / config.temperature, config.top_k, config.top_p)
+    # Relative to the largest, no temperature is too small to divide by.
+    allowed = (allowed - allowed.amax(dim=-1, keepdim=True)) / config.temperature
+    allowed = _filter(allowed, config.top_k, config.top_p)
     probabilities = allowed.softmax(dim=-1)
     cumulative = probabilities.double().cumsum(dim=-1)
     targets = uniforms.to(logits.device).unsqueeze(-1) * cumulative[:, -1:]

@@ -9,7 +9,7 @@ import torch
 
 from relume.config import DecodingConfig, ModelConfig, require
 from relume.decoding.block import BlockState, Decoder, Step, select_commits
-from relume.decoding.candidates import NEVER, propose
+from relume.decoding.candidates import NEVER
 from relume.decoding.joint import select_edits
 
 
@@ -31,7 +31,9 @@ class IndelState(BlockState):
 class IndelDecoder(Decoder):
     """Commits, edits, deletes and splits, with a bounded number of iterations and a deterministic loop guard."""
 
+    name = "indel"
     default_threshold = 0.5
+    without = ("mode", "eos_early_stop")
 
     def __init__(self, decoding: DecodingConfig, model: ModelConfig) -> None:
         super().__init__(decoding, model)
@@ -49,23 +51,16 @@ class IndelDecoder(Decoder):
         block = super().begin(tokens)
         return IndelState(block.tokens, block.masked, block.prompt, original=block.masked)
 
-    def rows(self, state: BlockState) -> torch.Tensor:
-        """Everything outside the prompt."""
-        return (~state.prompt).nonzero().flatten()
-
     def step(self, state: BlockState, logits: torch.Tensor, uniforms: torch.Tensor | None) -> Step:
         """One iteration, with the numbers of docs/decoding.md."""
         assert isinstance(state, IndelState)
         has_original = bool(state.original.any())
         post_iterations = state.post_iterations + (not has_original)  # 1
-        budget = self.config.max_post_iterations
+        budget = self.max_post_iterations
         final = (not has_original and post_iterations >= budget) or state.iteration >= self.block_length + budget
 
-        excluded = [self.mask_token_id] + ([self.delete_token_id, self.split_token_id] if final else [])  # 2
-        rows = self.rows(state)
-        draws = None if uniforms is None else uniforms[rows]
-        candidates, confidence = state.tokens.clone(), torch.full(state.tokens.shape, float("nan"))
-        candidates[rows], confidence[rows] = propose(logits, excluded, self.config, draws)
+        excluded = (self.delete_token_id, self.split_token_id) if final else ()  # 2
+        candidates, confidence = self.propose(state, logits, uniforms, excluded)
 
         if final or not has_original or state.iteration >= self.iterations:  # 3
             commits = state.masked

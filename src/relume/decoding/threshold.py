@@ -7,11 +7,13 @@ import dataclasses
 import torch
 
 from relume.decoding.block import BlockState, Decoder, Step, select_commits
-from relume.decoding.candidates import propose
 
 
 class ThresholdDecoder(Decoder):
     """Masks become tokens and stay; no token changes afterwards."""
+
+    name = "threshold"
+    without = ("mode", "edit_threshold", "max_post_iterations")
 
     def rows(self, state: BlockState) -> torch.Tensor:
         """The masked positions."""
@@ -19,14 +21,9 @@ class ThresholdDecoder(Decoder):
 
     def step(self, state: BlockState, logits: torch.Tensor, uniforms: torch.Tensor | None) -> Step:
         """Commit by threshold and quota."""
-        rows = self.rows(state)
-        draws = None if uniforms is None else uniforms[rows]
-        candidates, values = propose(logits, (self.mask_token_id,), self.config, draws)
-        tokens, confidence = state.tokens.clone(), torch.full(state.tokens.shape, float("nan"))
-        confidence[rows] = values
+        candidates, confidence = self.propose(state, logits, uniforms)
         commits = select_commits(state.masked, confidence, self.threshold, self.quota(state.iteration))
-        tokens[commits] = candidates[commits[rows]]
-        masked = state.masked & ~commits
+        tokens, masked = torch.where(commits, candidates, state.tokens), state.masked & ~commits
         after = dataclasses.replace(state, tokens=tokens, masked=masked, iteration=state.iteration + 1)
         finished = not bool(masked.any()) or self._text_has_ended(after)
         after = dataclasses.replace(after, finished=finished)
@@ -35,7 +32,7 @@ class ThresholdDecoder(Decoder):
 
     def _text_has_ended(self, state: BlockState) -> bool:
         """Whether an end of text was generated and nothing before it is masked."""
-        if not self.config.eos_early_stop:
+        if self.config.eos_early_stop is False:
             return False
         before_mask = state.masked.cumsum(dim=0) == 0
         generated = state.tokens[before_mask & ~state.prompt]

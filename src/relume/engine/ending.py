@@ -49,9 +49,7 @@ class AnswerCutter:
         decode = self._decode
         # Once a prefix contains a stop string, all longer ones do: bisect for the shortest.
         shortest = bisect_left(
-            range(len(token_ids)),
-            True,
-            key=lambda n: self._first_stop(decode(token_ids[: n + 1])) is not None,
+            range(len(token_ids)), True, key=lambda n: self._first_stop(decode(token_ids[: n + 1])) is not None
         )
         return Ending(token_ids[: shortest + 1], text[:first], "stop")
 
@@ -67,5 +65,6 @@ class AnswerCutter:
         return text
 
     def _first_stop(self, text: str) -> int | None:
-        found = [index for stop in self._stop if (index := text.find(stop)) >= 0]
-        return min(found, default=None)
+        """Where the stop string that is completed first begins; of several completed at once, the longest."""
+        found = [(index + len(stop), index) for stop in self._stop if (index := text.find(stop)) >= 0]
+        return min(found)[1] if found else None

@@ -3,73 +3,42 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from relume.engine.events import Event
 from relume.engine.sequence import DecodingSequence, Phase
 from relume.experts.executor import ExpertUsage
-from relume.model.loading import LoadedModel
-
-
-@dataclass
-class Usage:
-    """What the forwards of one sequence used; the numbers of experts are sums over denoising forwards and layers.
-
-    Attributes:
-        layers: MoE layers in those forwards.
-        active: distinct experts that the sequence's own tokens used (all tokens' if batches are joined).
-        resident_active: distinct experts that the whole batch used.
-        compute_s: seconds in the experts, over all forwards.
-    """
-
-    layers: int = 0
-    active: int = 0
-    resident_active: int = 0
-    compute_s: float = 0.0
+from relume.model.transformer import Transformer
 
 
 @dataclass
 class Scheduler:
-    """First come, first served; at most `max_batch` sequences at a time.
+    """First come, first served; at most `max_batch` sequences at a time hold K/V."""
 
-    A waiting entry is a function that makes its sequence, so that K/V exist only while it runs.
-    """
-
-    model: LoadedModel
+    transformer: Transformer
     max_batch: int
-    waiting: deque[tuple[int, Callable[[], DecodingSequence]]] = field(default_factory=deque)
-    running: dict[int, DecodingSequence] = field(default_factory=dict)
-    usage: dict[int, Usage] = field(default_factory=dict)
-
-    def add(self, key: int, make_sequence: Callable[[], DecodingSequence]) -> None:
-        """Queue a sequence under a key of the caller's."""
-        self.waiting.append((key, make_sequence))
+    waiting: deque[DecodingSequence] = field(default_factory=deque)
+    running: list[DecodingSequence] = field(default_factory=list)
 
     @property
     def busy(self) -> bool:
         """Whether anything is left to do."""
         return bool(self.waiting or self.running)
 
-    def step(self) -> list[tuple[int, DecodingSequence, list[Event]]]:
+    def step(self) -> list[tuple[DecodingSequence, list[Event]]]:
         """One forward of all running sequences; returns each with its events. Finished ones leave."""
         while self.waiting and len(self.running) < self.max_batch:
-            key, make_sequence = self.waiting.popleft()
-            self.running[key] = make_sequence()
-            self.usage[key] = Usage()
-        device = self.model.transformer.device
-        segments = {key: sequence.segment(device) for key, sequence in self.running.items()}
-        self.model.executor.usage = used = ExpertUsage()
-        logits = self.model.transformer.forward(list(segments.values()))
+            self.running.append(self.waiting.popleft())
+        segments = [sequence.segment(self.transformer.device) for sequence in self.running]
+        used = ExpertUsage()
+        logits = self.transformer.forward(segments, used)
         happened = []
-        for span, ((key, segment), rows) in enumerate(zip(segments.items(), logits, strict=True)):
-            sequence, usage = self.running[key], self.usage[key]
+        for span, (sequence, segment, rows) in enumerate(zip(self.running, segments, logits, strict=True)):
             if sequence.phase is Phase.DENOISE:
-                usage.layers += used.layers
-                usage.active += used.active_by_span[span if self.model.transformer.exact_batches else 0]
-                usage.resident_active += used.active
-            usage.compute_s += used.compute_s
-            happened.append((key, sequence, sequence.advance(segment, rows)))
-            if sequence.phase is Phase.DONE:
-                del self.running[key]
+                sequence.usage.layers += used.layers
+                sequence.usage.active += used.active_by_span[span if self.transformer.exact_batches else 0]
+                sequence.usage.resident_active += used.active
+            sequence.usage.compute_s += used.compute_s
+            happened.append((sequence, sequence.advance(segment, rows)))
+        self.running = [sequence for sequence in self.running if sequence.phase is not Phase.DONE]
         return happened

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -24,6 +26,48 @@ class Phase(enum.Enum):
     DENOISE = "denoise"
     COMMIT = "commit"
     DONE = "done"
+
+
+@dataclass
+class Usage:
+    """What a sequence's forwards used; the numbers of experts are sums over denoising forwards and layers.
+
+    Attributes:
+        layers: MoE layers in those forwards.
+        active: distinct experts that the sequence's own tokens used (all tokens' if batches are joined).
+        resident_active: distinct experts that the whole batch used.
+        compute_s: seconds in the experts, over all forwards.
+    """
+
+    layers: int = 0
+    active: int = 0
+    resident_active: int = 0
+    compute_s: float = 0.0
+
+
+def check_tokens(tokens: Sequence[int], model: ModelConfig) -> None:
+    """Raise `RelumeError` unless there are tokens and the model knows and can hold them."""
+    require(len(tokens) > 0, "the prompt is empty: give at least one token")
+    unknown = next((token for token in tokens if not 0 <= token < model.vocab_size), None)
+    require(unknown is None, f"the token id {unknown} lies outside the vocabulary of {model.vocab_size}")
+    require(
+        len(tokens) <= model.max_context,
+        f"{len(tokens)} tokens exceed the model's context of {model.max_context}: shorten the prompt",
+    )
+
+
+def check_block_length(block_length: int, model: ModelConfig) -> None:
+    """Raise `RelumeError` for a block length that the model's context or routing forbids."""
+    require(
+        1 <= block_length <= model.max_context,
+        f"block_length is {block_length}: it must lie in 1..{model.max_context}, the model's context",
+    )
+    router = model.router
+    require(
+        not router.capacity or block_length % router.capacity_window == 0,
+        f"block_length is {block_length}: this model admits experts per {router.capacity_window} tokens, "
+        "so it must be a multiple of that",
+    )
 
 
 class DecodingSequence:
@@ -52,21 +96,11 @@ class DecodingSequence:
         decode: Callable[[Sequence[int]], str] | None,
         prefill_blocks: int | None,
     ) -> None:
-        require(len(prompt) > 0, "the prompt is empty: give at least one token")
-        unknown = [token for token in prompt if not 0 <= token < model.vocab_size]
-        require(
-            not unknown,
-            f"the prompt holds the token id {unknown[:1]}, outside the vocabulary of {model.vocab_size}",
-        )
-        require(not decoding.stop or decode is not None, "stop strings need a tokenizer, and this model has none")
         self.decoder = make_decoder(decoding, model)
         self.block_length = self.decoder.block_length
-        if model.router.capacity:
-            require(
-                self.block_length % model.router.capacity_window == 0,
-                f"block_length is {self.block_length}: this model admits experts per "
-                f"{model.router.capacity_window} tokens, so it must be a multiple of that",
-            )
+        check_tokens(prompt, model)
+        check_block_length(self.block_length, model)
+        require(not decoding.stop or decode is not None, "stop strings need a tokenizer, and this model has none")
         self.num_blocks = -(-(len(prompt) + decoding.max_tokens) // self.block_length)
         require(
             len(prompt) + decoding.max_tokens <= model.max_context,
@@ -74,9 +108,10 @@ class DecodingSequence:
             f"{model.max_context}: shorten the prompt or lower max_tokens",
         )
         self.prompt = tuple(prompt)
-        self.cache = make_cache(self.num_blocks * self.block_length)
         self.commits: list[int] = []
+        self.usage = Usage()
         self.started = time.perf_counter()
+        self._make_cache = make_cache
         blocks = prefill_blocks or max(1, PREFILL_TOKENS // self.block_length)
         self._prefill_tokens = blocks * self.block_length
         self._prompt_blocks = len(prompt) // self.block_length
@@ -90,10 +125,15 @@ class DecodingSequence:
         self.ending = Ending((), None if decode is None else "", None)
         self.phase = Phase.PREFILL if self._prompt_blocks else Phase.DENOISE
 
+    @cached_property
+    def cache(self) -> KVCache:
+        """The K/V of the whole canvas; allocated when the first forward is due."""
+        return self._make_cache(self.num_blocks * self.block_length)
+
     @property
     def canvas(self) -> tuple[int, ...]:
         """Prompt and decoded blocks as they are now."""
-        if self.phase is Phase.DONE:
+        if self.phase is Phase.DONE:  # the state is then the last finished block
             return tuple(self._finished_tokens)
         return (*self._finished_tokens, *self._state.tokens.tolist())
 
@@ -132,9 +172,11 @@ class DecodingSequence:
         return events
 
     def cancel(self) -> None:
-        """End the request with the blocks that are finished."""
+        """End the request; its answer is that of the finished blocks, its canvas stays as it is."""
         if self.phase is not Phase.DONE:
             self.ending = Ending(self.ending.token_ids, self.ending.text, "cancelled")
+            if self.phase is not Phase.COMMIT:
+                self._finished_tokens += self._state.tokens.tolist()
             self.phase = Phase.DONE
 
     def _finish_block(self) -> BlockEvent:

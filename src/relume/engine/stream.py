@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Self
 
 from relume.core import RelumeError
-from relume.engine.events import Event, GenerationResult
-from relume.engine.scheduler import Scheduler, Usage
+from relume.engine.events import Event
+from relume.engine.result import GenerationResult
+from relume.engine.scheduler import Scheduler
 from relume.engine.sequence import DecodingSequence, Phase
 
 
@@ -23,10 +24,10 @@ class Stream(Iterator[Event]):
         self,
         scheduler: Scheduler,
         sequence: DecodingSequence,
-        finish: Callable[[DecodingSequence, Usage], GenerationResult],
+        finish: Callable[[DecodingSequence], GenerationResult],
     ) -> None:
         self._scheduler = scheduler
-        self._scheduler.add(0, lambda: sequence)
+        self._scheduler.waiting.append(sequence)
         self._sequence = sequence
         self._finish = finish
         self._cancelled = False
@@ -45,10 +46,15 @@ class Stream(Iterator[Event]):
             if self._cancelled:
                 self._sequence.cancel()
             else:
-                self._pending.extend(event for _, _, events in self._scheduler.step() for event in events)
+                self._pending.extend(event for _, events in self._scheduler.step() for event in events)
             if self._sequence.phase is Phase.DONE:
-                self._result = self._finish(self._sequence, self._scheduler.usage.get(0, Usage()))
+                self._result = self._finish(self._sequence)
         return self._pending.popleft()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Positions before the answer."""
+        return len(self._sequence.prompt)
 
     def cancel(self) -> None:
         """End the stream early; `result` keeps the blocks that were finished."""

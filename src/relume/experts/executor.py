@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from relume.core import Routing
-from relume.experts.kernels import swiglu
+from relume.experts.kernels import combine, swiglu
 from relume.experts.store import ResidentExperts
 
 
@@ -38,14 +38,15 @@ class ExpertUsage:
 
 
 class ExpertExecutor:
-    """Computes the MoE output of a layer from its routing; `usage` counts since the caller last renewed it."""
+    """Computes the MoE output of a layer from its routing."""
 
     def __init__(self, experts: ResidentExperts, num_experts: int) -> None:
         self._experts = experts
         self._num_experts = num_experts
-        self.usage = ExpertUsage()
 
-    def forward(self, layer: int, x: torch.Tensor, routing: Routing, span_lengths: Sequence[int]) -> torch.Tensor:
+    def forward(
+        self, layer: int, x: torch.Tensor, routing: Routing, span_lengths: Sequence[int], usage: ExpertUsage
+    ) -> torch.Tensor:
         """Weighted sum of each token's experts.
 
         Args:
@@ -53,6 +54,7 @@ class ExpertExecutor:
             x: `[tokens, hidden]`, the spans one after the other, no padding.
             routing: of all tokens.
             span_lengths: tokens of each span; they add up to `tokens`.
+            usage: is added to.
 
         Returns:
             `[tokens, hidden]` in the dtype of `x`; products and sums are float32.
@@ -74,13 +76,9 @@ class ExpertExecutor:
             rows = x.index_select(0, pairs // top_k)
             outputs.index_copy_(0, pairs, swiglu(rows, *self._experts.weights(layer, key // num_spans)).float())
             begin += count
-        outputs = outputs.view(num_tokens, top_k, -1).mul_(routing.weights.unsqueeze(-1))
-        total = outputs[:, 0]
-        for choice in range(1, top_k):
-            total = total + outputs[:, choice]
-
-        self.usage.layers += 1
-        self.usage.active += len({key // num_spans for key in used})
-        self.usage.active_by_span.update(key % num_spans for key in used)
-        self.usage.compute_s += time.perf_counter() - started
+        total = combine(outputs.view(num_tokens, top_k, -1), routing.weights)
+        usage.layers += 1
+        usage.active += len({key // num_spans for key in used})
+        usage.active_by_span.update(key % num_spans for key in used)
+        usage.compute_s += time.perf_counter() - started
         return total.to(x.dtype)

@@ -1,4 +1,4 @@
-"""The arithmetic of one expert."""
+"""The arithmetic of one expert, and of joining what several give for a token."""
 
 from __future__ import annotations
 
@@ -10,3 +10,16 @@ def swiglu(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.
     """`(silu(x Wg) * (x Wu)) Wd` for tokens `[n, H]`, gate-up `[2I, H]`, down `[H, I]`; returns `[n, H]`."""
     gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
     return F.linear(F.silu(gate) * up, down)
+
+
+def combine(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted sum of each token's expert outputs, `[n, k, H]` and `[n, k]` to `[n, H]`; changes `outputs`.
+
+    One product and one sum at a time, in routing order: each is exactly rounded, so that neither vector width
+    nor the number of tokens changes a bit.
+    """
+    outputs.mul_(weights.unsqueeze(-1))
+    total = outputs[:, 0]
+    for choice in range(1, outputs.shape[1]):
+        total = total + outputs[:, choice]
+    return total

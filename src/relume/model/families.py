@@ -10,7 +10,7 @@ from relume.checkpoint.folder import Checkpoint
 from relume.config import ModelConfig
 from relume.core import Registry, RelumeError
 from relume.model import llada2, sdar
-from relume.model.family import Family, layer_problems
+from relume.model.family import Family, tensor_problems
 
 FAMILIES = Registry("family", {family.name: family for family in (llada2.FAMILY, sdar.FAMILY)})
 
@@ -24,11 +24,14 @@ def read_config(
         RelumeError: an unknown architecture, or a config that lacks a key or contradicts itself.
     """
     architectures = config.get("architectures") or []
+    if isinstance(architectures, str):
+        architectures = [architectures]
+    architectures = [str(name) for name in architectures]
     known = {name: family for family in FAMILIES.values() for name in family.architectures}
     family = next((known[name] for name in architectures if name in known), None)
     if family is None:
         raise RelumeError(
-            f"{folder}: unknown architecture {', '.join(map(str, architectures)) or '(none)'}; "
+            f"{folder}: unknown architecture {', '.join(architectures) or '(none)'}; "
             f"relume runs {', '.join(known)}"
         )
     try:
@@ -44,7 +47,7 @@ def identify(checkpoint: Checkpoint) -> tuple[Family, ModelConfig]:
         RelumeError: as `read_config`, or tensors that are missing or do not fit; all of them are listed.
     """
     family, config = read_config(checkpoint.folder, checkpoint.config, checkpoint.generation_config)
-    problems = layer_problems(family, config, checkpoint)
+    problems = tensor_problems(family, config, checkpoint)
     if problems:
         raise RelumeError(
             f"{checkpoint.folder}: the tensors do not fit the configuration ({len(problems)} problems): "

@@ -22,6 +22,10 @@ class WeightNames(Protocol):
         ...
 
 
+#: Tensors that old checkpoints carry and nobody reads.
+_INERT = ("rotary_emb.inv_freq",)
+
+
 @dataclass(frozen=True)
 class Family:
     """A family is one file that fills this in, and a line in `families`.
@@ -74,8 +78,20 @@ class ConfigReader:
 
     def rotary(self, key: str, default: float) -> float:
         """A rotary-embedding number, at the top level or in `rope_parameters` (transformers 5)."""
-        parameters = self._values.get("rope_parameters") or {}
-        return float(parameters[key]) if key in parameters else self.number(key, default)
+        nested = self._mapping("rope_parameters")
+        return ConfigReader(nested if nested.get(key) is not None else self._values, {}).number(key, default)
+
+    def refuse(self, key: str, *known: object) -> None:
+        """Raise unless `key` is absent, null, or one of the `known` values: relume computes nothing else."""
+        value = self._values.get(key)
+        if value is not None and value not in known:
+            raise RelumeError(f"config.json: {key} is {value!r}, which relume does not compute")
+
+    def _mapping(self, key: str) -> Mapping[str, Any]:
+        value = self._values.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise RelumeError(f"config.json: {key} is {value!r}, an object was expected")
+        return value
 
     def common(self, mask_token_id: int, eos_token_id: int) -> dict[str, Any]:
         """The fields of `ModelConfig` that every family writes alike; the token ids are its published ones.
@@ -84,6 +100,10 @@ class ConfigReader:
             RelumeError: a key is missing, or a rotary scaling is asked for, which relume does not compute.
         """
         self._refuse_rope_scaling()
+        self.refuse("hidden_act", "silu")
+        for key in ("use_bias", "use_qkv_bias", "attention_bias"):
+            self.refuse(key, False)
+        self.refuse("use_qk_norm", True)
         vocab_size, num_heads = self.integer("vocab_size"), self.integer("num_attention_heads")
         hidden_size = self.integer("hidden_size")
         return {
@@ -92,7 +112,7 @@ class ConfigReader:
             "num_layers": self.integer("num_hidden_layers"),
             "num_heads": num_heads,
             "num_kv_heads": self.integer("num_key_value_heads", num_heads),
-            "head_dim": self.integer("head_dim", hidden_size // num_heads),
+            "head_dim": self.integer("head_dim", hidden_size // max(1, num_heads)),
             "rms_norm_eps": self.number("rms_norm_eps", 1e-6),
             "expert_size": self.integer("moe_intermediate_size"),
             "max_context": self.integer("max_position_embeddings", 32768),
@@ -103,7 +123,8 @@ class ConfigReader:
 
     def _refuse_rope_scaling(self) -> None:
         for key in ("rope_scaling", "rope_parameters"):
-            kind = (self._values.get(key) or {}).get("rope_type", "default")
+            scaling = self._mapping(key)
+            kind = scaling.get("rope_type", scaling.get("type", "default"))
             if kind != "default":
                 raise RelumeError(
                     f"config.json: {key} asks for the rotary scaling {kind!r}, which relume does not know"
@@ -118,13 +139,18 @@ class ConfigReader:
     def _eos_token_ids(self, default: int, vocab_size: int) -> tuple[int, ...]:
         """End-of-text ids from both files, else the family's published one."""
         found: list[int] = []
-        for source in (self._values, self._generation):
+        for file, source in (("config.json", self._values), ("generation_config.json", self._generation)):
             value = source.get("eos_token_id")
-            found += value if isinstance(value, list) else [value] if value is not None else []
-        for token in found:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise RelumeError(f"config: eos_token_id {token!r} is no token of a vocabulary of {vocab_size}")
+            tokens = value if isinstance(value, list) else [value] if value is not None else []
+            self._check_tokens(file, tokens, vocab_size)
+            found += tokens
         return tuple(dict.fromkeys(found)) or ((default,) if default < vocab_size else ())
+
+    @staticmethod
+    def _check_tokens(file: str, tokens: list[Any], vocab_size: int) -> None:
+        for token in tokens:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise RelumeError(f"{file}: eos_token_id {token!r} is no token of a vocabulary of {vocab_size}")
 
     def _get(self, key: str, default: float | str | None) -> object:
         value = self._values.get(key)
@@ -135,16 +161,13 @@ class ConfigReader:
         return value
 
 
-def layer_problems(family: Family, config: ModelConfig, checkpoint: Checkpoint) -> list[str]:
-    """Every tensor that is missing or misshapen, and layers or experts beyond the configuration."""
+def tensor_problems(family: Family, config: ModelConfig, checkpoint: Checkpoint) -> list[str]:
+    """Every tensor that is missing, misshapen, or there although the configuration has no place for it."""
     expected = {name: shape for parts in family.weights(config).values() for name, shape in parts}
-    found = checkpoint.problems(expected)
     for layer in config.moe_layers:
         prefix = family.experts_prefix.format(layer=layer)
-        found += checkpoint.expert_problems(
+        expected |= checkpoint.expert_shapes(
             prefix, config.router.num_experts, config.hidden_size, config.expert_size
         )
-    beyond = f"model.layers.{config.num_layers}."
-    if any(name.startswith(beyond) for name in checkpoint.tensors):
-        found.append(f"{beyond}* exists although the configuration has {config.num_layers} layers")
-    return found
+    beyond = [name for name in checkpoint.tensors if name not in expected and not name.endswith(_INERT)]
+    return checkpoint.problems(expected) + [f"{name} has no place in the configuration" for name in sorted(beyond)]

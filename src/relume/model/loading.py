@@ -10,22 +10,19 @@ import torch
 from relume.checkpoint.folder import Checkpoint, stored_dtype
 from relume.checkpoint.tensor_file import TensorReader
 from relume.config import ModelConfig
-from relume.core import RelumeError
+from relume.core import Progress, RelumeError
 from relume.experts.executor import ExpertExecutor
 from relume.experts.store import ResidentExperts
+from relume.machine.memory import is_out_of_memory
 from relume.model.family import Family, Parts
 from relume.model.transformer import Transformer
-
-#: Called with the bytes that were read since the last call, and the bytes in all.
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A transformer, its experts' executor and what reading it took."""
+    """A transformer, and what reading it took."""
 
     transformer: Transformer
-    executor: ExpertExecutor
     expert_bytes: int
     bytes_read: int
 
@@ -34,7 +31,9 @@ def compute_dtype(checkpoint: Checkpoint, wanted: str) -> torch.dtype:
     """`float32` or `bfloat16`; `auto` takes bfloat16 unless the checkpoint is in float32."""
     if wanted != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
-    return torch.float32 if stored_dtype(checkpoint.config) == torch.float32 else torch.bfloat16
+    return (
+        torch.float32 if stored_dtype(checkpoint.config, checkpoint.tensors) == torch.float32 else torch.bfloat16
+    )
 
 
 def load_model(
@@ -65,6 +64,8 @@ def load_model(
         for layer in config.moe_layers:
             experts.load(layer, family.experts_prefix.format(layer=layer), checkpoint, reader, advance)
     except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise RelumeError(
             f"{checkpoint.folder}: its {total / 2**30:.1f} GiB of weights do not fit in memory as "
             f"{str(dtype).removeprefix('torch.')} ({error})"
@@ -72,7 +73,7 @@ def load_model(
     finally:
         reader.close()
     executor = ExpertExecutor(experts, config.router.num_experts)
-    return LoadedModel(Transformer(config, weights, executor, exact_batches), executor, experts.num_bytes, read)
+    return LoadedModel(Transformer(config, weights, executor, exact_batches), experts.num_bytes, read)
 
 
 def _load_weight(

@@ -11,10 +11,11 @@ from relume.model.family import Family
 #: Parts in the order in which they are printed, and the weights that belong to each.
 _PARTS = {
     "embeddings": ("embeddings", "lm_head"),
-    "attention": ("qkv", "query_norm", "key_norm", "attention_out", "attention_norm"),
-    "dense layers": ("dense_gate_up", "dense_down", "mlp_norm", "final_norm"),
+    "attention": ("qkv", "attention_out"),
+    "dense_layers": ("dense_gate_up", "dense_down"),
+    "norms": ("attention_norm", "query_norm", "key_norm", "mlp_norm", "final_norm"),
     "routers": ("router", "router_bias"),
-    "shared experts": ("shared_gate_up", "shared_down"),
+    "shared_experts": ("shared_gate_up", "shared_down"),
 }
 
 

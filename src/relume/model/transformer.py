@@ -10,11 +10,11 @@ import torch.nn.functional as F  # noqa: N812
 
 from relume.config import ModelConfig
 from relume.core import Routing
-from relume.experts.executor import ExpertExecutor
+from relume.experts.executor import ExpertExecutor, ExpertUsage
 from relume.experts.kernels import swiglu
 from relume.model.batch import Segment, make_spans
 from relume.model.layers import attend, block_causal_mask, rms_norm, rotary_table, rotate
-from relume.routing import route
+from relume.routing import join, route
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Transformer:
         self.device = weights["embeddings"].device
 
     @torch.inference_mode()
-    def forward(self, segments: Sequence[Segment]) -> list[torch.Tensor]:
+    def forward(self, segments: Sequence[Segment], usage: ExpertUsage) -> list[torch.Tensor]:
         """One forward of all segments together.
 
         Each segment attends to its request's final positions and to itself, strictly block-causally, and
-        its K/V are written behind those positions.
+        its K/V are written behind those positions. What the experts do is added to `usage`.
 
         Returns:
             For each segment the logits `[m, vocab]` in float32 of its `logit_rows`.
@@ -67,7 +67,7 @@ class Transformer:
         ]
         for layer in range(self.config.num_layers):
             xs = [x + self.attention(layer, x, span) for x, span in zip(xs, spans, strict=True)]
-            xs = self._feed_forward(layer, xs, spans)
+            xs = self._feed_forward(layer, xs, spans, usage)
         return [
             logits
             for x, span in zip(xs, spans, strict=True)
@@ -105,14 +105,10 @@ class Transformer:
         """Routing of normed hidden states `[tokens, hidden]` whose requests have `lengths` tokens each."""
         logits = F.linear(normed.float(), self._weight(layer, "router"))
         bias = self._weights.get(f"layers.{layer}.router_bias")
-        routings = [route(rows, bias, self.config.router) for rows in logits.split(list(lengths))]
-        return Routing(
-            torch.cat([routing.expert_ids for routing in routings]),
-            torch.cat([routing.weights for routing in routings]),
-        )
+        return join([route(rows, bias, self.config.router) for rows in logits.split(list(lengths))])
 
     def _feed_forward(
-        self, layer: int, xs: list[torch.Tensor], spans: Sequence[Sequence[SegmentContext]]
+        self, layer: int, xs: list[torch.Tensor], spans: Sequence[Sequence[SegmentContext]], usage: ExpertUsage
     ) -> list[torch.Tensor]:
         normed = [self._norm(layer, "mlp_norm", x) for x in xs]
         if layer < self.config.num_dense_layers:
@@ -121,12 +117,8 @@ class Transformer:
             self.route(layer, rows, [context.segment.num_tokens for context in span])
             for rows, span in zip(normed, spans, strict=True)
         ]
-        joined = Routing(
-            torch.cat([routing.expert_ids for routing in routings]),
-            torch.cat([routing.weights for routing in routings]),
-        )
         lengths = [len(x) for x in xs]
-        routed = self._executor.forward(layer, torch.cat(normed), joined, lengths).split(lengths)
+        routed = self._executor.forward(layer, torch.cat(normed), join(routings), lengths, usage).split(lengths)
         if not self.config.shared_size:
             return [x + out for x, out in zip(xs, routed, strict=True)]
         return [

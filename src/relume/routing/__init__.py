@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from relume.config import RouterConfig
@@ -26,3 +28,11 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, config: RouterConfig)
     elif config.num_groups > 1:
         selection = keep_groups(selection, config.num_groups, config.kept_groups)
     return choose_experts(scores, selection, config)
+
+
+def join(routings: Sequence[Routing]) -> Routing:
+    """Routings of consecutive tokens, one after the other."""
+    return Routing(
+        torch.cat([routing.expert_ids for routing in routings]),
+        torch.cat([routing.weights for routing in routings]),
+    )

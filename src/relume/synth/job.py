@@ -13,9 +13,9 @@ import torch
 
 from relume.checkpoint.byte_tokenizer import byte_tokenizer_files
 from relume.checkpoint.folder import PROJECTIONS
-from relume.checkpoint.writer import DEFAULT_SHARD_BYTES, CheckpointWriter, Progress, TensorSpec, refuse_existing
+from relume.checkpoint.writer import DEFAULT_SHARD_BYTES, CheckpointWriter, TensorSpec, refuse_existing
 from relume.config import ShapeOverrides, require
-from relume.core import Routing
+from relume.core import Progress, Routing
 from relume.machine.threads import effective_cores
 from relume.synth.attention import shape_attention
 from relume.synth.canvases import Canvas, make_canvases

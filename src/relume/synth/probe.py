@@ -10,7 +10,7 @@ import torch
 from relume.config import ModelConfig
 from relume.core import Routing
 from relume.experts.executor import ExpertExecutor
-from relume.experts.kernels import swiglu
+from relume.experts.kernels import combine, swiglu
 from relume.experts.store import ResidentExperts
 from relume.model.batch import Segment
 from relume.model.kv_cache import KVCache
@@ -135,12 +135,8 @@ class RoutedOutput:
 
     def total(self) -> torch.Tensor:
         """`[tokens, hidden]`, summed in routing order."""
-        tokens, top_k = self._routing.expert_ids.shape
-        outputs = self._outputs.view(tokens, top_k, -1).mul_(self._routing.weights.unsqueeze(-1))
-        total = outputs[:, 0]
-        for choice in range(1, top_k):
-            total = total + outputs[:, choice]
-        return total.to(self._normed.dtype)
+        outputs = self._outputs.view(*self._routing.expert_ids.shape, -1)
+        return combine(outputs, self._routing.weights).to(self._normed.dtype)
 
 
 def rms(x: torch.Tensor) -> float:

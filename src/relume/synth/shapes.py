@@ -145,6 +145,8 @@ def make_shape(like: str, overrides: ShapeOverrides | None = None, dtype: str = 
         if overrides.expert_capacity:
             values |= {"expert_capacity_window": values.get("block_length", 32), "rope_theta": 3000000}
             values |= {"use_qk_norm": True, "max_position_embeddings": 131072}
+        if overrides.groups and not overrides.kept_groups:
+            values["topk_group"] = max(1, overrides.groups // 2)
     special, eos, mask = _special_tokens(values, is_llada2)
     values |= {"mask_token_id": special[mask], "eos_token_id": special[eos], "pad_token_id": special[eos]}
     if overrides.expert_capacity:
@@ -154,6 +156,10 @@ def make_shape(like: str, overrides: ShapeOverrides | None = None, dtype: str = 
         family, config = read_config(Path(like), values, {})
     except RelumeError as error:
         raise RelumeError(f"these sizes make no model: {error}") from None
+    require(
+        len(config.moe_layers) > 0,
+        f"{config.num_layers} layers hold no experts: the first {config.num_dense_layers} of {like} are dense",
+    )
     return Shape(values, family, config, special, eos, mask)
 
 
