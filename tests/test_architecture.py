@@ -13,7 +13,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "relume"
 
 #: From top to bottom; a room may import rooms of lower levels, and itself.
 LEVELS = [
-    {"cli", "serve", "figures", "evaluate"},
+    {"cli"},
+    {"serve", "figures", "evaluate"},
     {"train", "replicate", "simulate", "synth"},
     {"engine"},
     {"decoding", "model"},

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from relume import __version__
-from relume.cli import chat, generate, inspect_model, synth
+from relume.cli import chat, eval_model, generate, inspect_model, synth, train
 
 app = typer.Typer(
     name="relume",
@@ -33,3 +33,5 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("inspect")(inspect_model.inspect_model)
 app.command("synth")(synth.synth)
+app.command("train")(train.train)
+app.command("eval")(eval_model.eval_model)

@@ -20,12 +20,12 @@ Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a h
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what was downloaded before.")]
 
 _DECODING = {
-    "decoder": "threshold (LLaDA2.0), joint (2.1) or indel (2.2); the model's own by default.",
-    "mode": "Of joint: quality (thresholds 0.7, 0.5) or speed (0.5, 0.0).",
+    "decoder": "threshold (LLaDA2.0), joint (2.1) or indel (2.2, the default of models made for it).",
+    "mode": "Of joint, which it implies: quality (thresholds 0.7, 0.5) or speed (0.5, 0.0).",
     "threshold": "A mask becomes a token when its confidence is greater.",
     "edit_threshold": "A token changes when another one's confidence is greater (joint, indel).",
     "block_length": "Positions decoded together; the model's own by default.",
-    "iterations": "Iterations over which a block's least number of commits is spread.",
+    "iterations": "Of threshold and indel: iterations over which a block's least number of commits is spread.",
     "max_post_iterations": "Iterations after the last mask is gone (joint, indel).",
     "max_tokens": "The longest answer.",
     "temperature": "0 takes the most likely token.",
@@ -34,7 +34,7 @@ _DECODING = {
     "seed": "Of the random draws.",
     "stop": "End the answer before this text; may be given several times.",
     "ignore_eos": "Decode max-tokens whatever the model says.",
-    "eos_early_stop": "Leave a block once its end of text is certain; the answer is the same.",
+    "eos_early_stop": "Of threshold: leave a block once its end of text is certain; the answer is the same.",
 }
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bar
+
+from relume.core import Progress
 
 GIB = 2**30
 
@@ -24,24 +35,23 @@ def note(message: str) -> None:
     print(f"relume: {message}", file=sys.stderr)  # noqa: T201
 
 
-@contextmanager
-def byte_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+def byte_progress(title: str) -> AbstractContextManager[Progress]:
     """A progress bar fed by (bytes since the last call, bytes in all); silent unless stderr is a terminal."""
+    return _progress(title, DownloadColumn(binary_units=True), TransferSpeedColumn())
+
+
+def item_progress(title: str) -> AbstractContextManager[Progress]:
+    """The same for things that are counted."""
+    return _progress(title, MofNCompleteColumn())
+
+
+@contextmanager
+def _progress(title: str, *counts: ProgressColumn) -> Iterator[Progress]:
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=None)
-
-        def advance(num_bytes: int, total: int) -> None:
-            progress.update(task, advance=num_bytes, total=total)
-
-        yield advance
+    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn())
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda added, total: bar.update(task, advance=added, total=total)
 
 
 def human_bytes(count: float) -> str:

@@ -1,0 +1,104 @@
+"""`relume eval`: how many answers are right, and at what pace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from relume.cli.loading import LoadOptions, loading_options, open_engine, read_weights
+from relume.cli.options import Model
+from relume.cli.terminal import item_progress
+from relume.config import DecodingConfig
+from relume.core import RelumeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from relume.evaluate.job import EvaluationRow
+    from relume.tasks import Problem
+
+DEFAULT_VARIANT = "threshold:0.9"
+
+
+@loading_options
+def eval_model(
+    model: Model,
+    loading: LoadOptions,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with prompt and answer (or GSM8K's keys) instead of the tasks.")
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(help="Only these tasks, separated by commas.")] = None,
+    num_prompts: Annotated[
+        int, typer.Option(min=1, help="Held-out prompts in all, spread over the tasks.")
+    ] = 1000,
+    variants: Annotated[
+        str, typer.Option(help="decoder[:mode][:threshold], separated by commas: threshold:0.9,joint:speed")
+    ] = DEFAULT_VARIANT,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together; changes no answer.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    json_output: Annotated[bool, typer.Option("--json", help="End with one JSON document.")] = False,
+) -> None:
+    """Answer prompts with one right answer each and score the final lines."""
+    from relume.evaluate.job import evaluate
+    from relume.evaluate.variants import Variant
+
+    try:
+        chosen = [Variant.parse(text) for text in variants.split(",")]
+        problems = _problems(prompts, tasks, num_prompts, seed)
+    except RelumeError as error:
+        raise typer.BadParameter(str(error)) from None
+    engine = open_engine(model, loading)
+    read_weights(engine)
+    rows = []
+    for variant in chosen:
+        with item_progress(f"answering, {variant.name}") as progress:
+            decoding = DecodingConfig(max_tokens=max_tokens)
+            rows.append(evaluate(engine, problems, variant, decoding, batch_size, progress))
+    _print_table(rows)
+    if json_output:
+        typer.echo(json.dumps(to_document(rows)))
+
+
+def to_document(rows: Sequence[EvaluationRow]) -> dict[str, Any]:
+    """The first variant's figures at the top level; all of them under `rows` if there are several."""
+    documents = [row.to_dict() for row in rows]
+    return documents[0] | ({"rows": documents} if len(rows) > 1 else {})
+
+
+def _problems(prompts: Path | None, tasks: str | None, num_prompts: int, seed: int) -> dict[str, list[Problem]]:
+    from relume.evaluate.job import held_out_problems
+    from relume.tasks import TASKS
+    from relume.tasks.jsonl import read_problems
+
+    if prompts is None:
+        return held_out_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed)
+    if tasks is not None:
+        raise RelumeError("give --tasks or --prompts, not both")
+    return {prompts.stem: read_problems(prompts)[:num_prompts]}
+
+
+def _print_table(rows: Sequence[EvaluationRow]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("measured")
+    for row in rows:
+        table.add_column(row.variant, justify="right")
+    for task in (*rows[0].tasks, "all"):
+        scores = [row.overall if task == "all" else row.tasks[task] for row in rows]
+        cells = [f"{s.exact_match:.3f} ({s.interval[0]:.3f}-{s.interval[1]:.3f})" for s in scores]
+        table.add_row(task.replace("_", " "), *cells)
+    for title, cells in (
+        ("prompts", [str(row.overall.num_prompts) for row in rows]),
+        ("tokens per iteration", [f"{row.tokens_per_iteration:.2f}" for row in rows]),
+        ("active experts", [f"{row.active_experts:.1f}" for row in rows]),
+        ("reached max tokens", [str(row.unterminated) for row in rows]),
+        ("seconds", [f"{row.wall_s:.0f}" for row in rows]),
+    ):
+        table.add_row(title, *cells)
+    Console(highlight=False).print(table)

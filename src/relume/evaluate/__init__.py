@@ -1,0 +1,1 @@
+"""How good a model is: tasks with one right answer, and the scores of its answers."""

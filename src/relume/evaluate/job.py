@@ -1,0 +1,137 @@
+"""Answers problems with a model and scores them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+from relume.config import DecodingConfig
+from relume.core import RelumeError
+from relume.engine.engine import Engine
+from relume.engine.request import Request
+from relume.engine.result import GenerationResult
+from relume.evaluate.scoring import Score
+from relume.evaluate.variants import Variant
+from relume.tasks import TASKS, Problem, is_exact
+
+
+@dataclass(frozen=True)
+class EvaluationRow:
+    """One variant's figures over all problems.
+
+    Attributes:
+        variant: its name.
+        tasks: score of each task.
+        tokens_per_iteration: tokens of answers / denoising iterations.
+        active_experts: distinct experts of a layer that a request used in an iteration, mean over requests.
+        unterminated: answers that reached the longest length.
+        wall_s: seconds for all of them, decoded in batches.
+    """
+
+    variant: str
+    tasks: Mapping[str, Score]
+    tokens_per_iteration: float
+    active_experts: float
+    unterminated: int
+    wall_s: float
+
+    @property
+    def overall(self) -> Score:
+        """All tasks together."""
+        return reduce(add, self.tasks.values(), Score(0, 0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON; all figures are measured."""
+        return {
+            "variant": self.variant,
+            "exact_match": {
+                "overall": self.overall.exact_match,
+                "tasks": {name: score.exact_match for name, score in self.tasks.items()},
+            },
+            "intervals": {"overall": self.overall.to_dict()}
+            | {name: score.to_dict() for name, score in self.tasks.items()},
+            "num_prompts": self.overall.num_prompts,
+            "tokens_per_iteration": self.tokens_per_iteration,
+            "active_experts": self.active_experts,
+            "unterminated": self.unterminated,
+            "wall_s": self.wall_s,
+            "kind": "measured",
+        }
+
+
+def held_out_problems(names: Sequence[str], num_prompts: int, seed: int) -> dict[str, list[Problem]]:
+    """Held-out problems of the named tasks, different prompts, as equally many of each as possible."""
+    chosen = {}
+    for index, name in enumerate(names):
+        wanted = num_prompts // len(names) + (index < num_prompts % len(names))
+        different = _different(TASKS[name].stream(seed, "held_out"))
+        chosen[name] = list(itertools.islice(different, wanted))
+    return {name: problems for name, problems in chosen.items() if problems}
+
+
+def evaluate(
+    engine: Engine,
+    problems: Mapping[str, Sequence[Problem]],
+    variant: Variant,
+    decoding: DecodingConfig,
+    batch_size: int = 32,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> EvaluationRow:
+    """Answer every problem as a user's message and compare the final lines.
+
+    Args:
+        engine: the model; its tokenizer needs a chat template.
+        problems: by task.
+        variant: sets decoder, mode and threshold over `decoding`.
+        decoding: everything else.
+        batch_size: problems decoded together; exact batches do not change an answer.
+        progress: called with (answers since the last call, answers in all).
+    """
+    if not engine.tokenizer.has_chat_template:
+        raise RelumeError(f"{engine.folder}: its tokenizer has no chat template, which evaluation needs")
+    options = {**vars(decoding), **variant.options}
+    config = DecodingConfig.from_mapping(options)
+    all_problems = [(name, problem) for name, group in problems.items() for problem in group]
+    started = time.perf_counter()
+    results: list[GenerationResult] = []
+    for first in range(0, len(all_problems), batch_size):
+        batch = all_problems[first : first + batch_size]
+        results += engine.generate_batch([_request(problem, config) for _, problem in batch])
+        progress(len(batch), len(all_problems))
+    return _row(variant.name, all_problems, results, time.perf_counter() - started)
+
+
+def _request(problem: Problem, decoding: DecodingConfig) -> Request:
+    return Request(messages=[{"role": "user", "content": problem.prompt}], decoding=decoding)
+
+
+def _different(problems: Iterable[Problem]) -> Iterable[Problem]:
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.prompt not in seen:
+            seen.add(problem.prompt)
+            yield problem
+
+
+def _row(
+    name: str, problems: Sequence[tuple[str, Problem]], results: Sequence[GenerationResult], wall_s: float
+) -> EvaluationRow:
+    tasks: dict[str, Score] = {}
+    for (task, problem), result in zip(problems, results, strict=True):
+        score = Score(int(is_exact(result.text or "", problem.answer)), 1)
+        tasks[task] = tasks.get(task, Score(0, 0)) + score
+    statistics = [result.statistics for result in results]
+    return EvaluationRow(
+        variant=name,
+        tasks=tasks,
+        tokens_per_iteration=sum(s.num_tokens for s in statistics)
+        / max(1, sum(s.num_iterations for s in statistics)),
+        active_experts=sum(s.active_experts for s in statistics) / max(1, len(statistics)),
+        unterminated=sum(result.finish_reason == "length" for result in results),
+        wall_s=wall_s,
+    )
