@@ -108,7 +108,6 @@ def test_the_command_prints_a_table_and_json(model: Path, tmp_path: Path) -> Non
     [
         ["--variants", "magic"],
         ["--tasks", "juggling"],
-        ["--prompts", "/nowhere.jsonl"],
         ["--num-prompts", "0"],
     ],
 )

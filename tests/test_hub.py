@@ -12,7 +12,8 @@ import pytest
 
 from checkpoints import LLADA2, make_tensors, write_checkpoint
 from hub_server import Hub, serve_hub
-from relume import Engine
+from relume import Engine, RelumeError
+from relume.checkpoint.hub import resolve_model
 from terminal import RELUME, Terminal
 
 
@@ -87,23 +88,24 @@ def test_an_interrupted_download_resumes(hub: Hub, tmp_path: Path) -> None:
     assert f"bytes={chunk}-" in resumed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path) -> None:
+    for arguments, message in (
         (["org/other"], "no model on the hub has this name"),
         (["org/model", "--revision", "v9"], "the hub has no revision 'v9'"),
-    ],
-)
-def test_what_the_hub_does_not_have(hub: Hub, tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = run(hub, tmp_path / "home", "inspect", *arguments)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_revision_is_asked_for_by_name(hub: Hub, tmp_path: Path) -> None:
+    ):
+        done = run(hub, tmp_path / "home", "inspect", *arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert message in done.stderr
     assert run(hub, tmp_path / "home", "inspect", "org/model", "--revision", "v2").returncode == 0
     assert any("/revision/v2" in path for _, path, _ in hub.requests)
+
+
+@pytest.mark.parametrize(
+    "name", ["./nowhere", "../nowhere", "models/llada2-", "a/b..c", "a/b--c", "/nowhere/at/all", "x"]
+)
+def test_what_is_neither_a_folder_nor_a_hub_id(name: str) -> None:
+    with pytest.raises(RelumeError, match="no such folder, and not a hub id"):
+        resolve_model(name)
 
 
 def test_a_hub_that_is_away(tmp_path: Path, hub: Hub) -> None:
