@@ -1,8 +1,4 @@
-"""The demo: make a small synthetic model once, look at it, and decode a prompt with it.
-
-Its weights are random, so its answer is gibberish; its shape, routing and number of tokens per iteration are
-those of a trained model in small.
-"""
+"""The demo: three questions to the model that comes with the package, while you watch the canvas fill in."""
 
 from __future__ import annotations
 
@@ -10,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-MODEL = Path(".demo/model")
-SIZES = ["--layers", "6", "--hidden", "512", "--expert-size", "128", "--vocab", "8192"]
+#: Questions and what the last line of the answer has to be.
+QUESTIONS = {
+    "Reverse the word planet.": "tenalp",
+    "Write river in capital letters.": "RIVER",
+    "Which is larger, 57 or 31?": "57",
+}
 
 
 def run(*arguments: str) -> None:
@@ -24,12 +24,10 @@ def run(*arguments: str) -> None:
 
 
 def main() -> None:
-    """Run the three commands."""
-    print("This demo runs a synthetic model with random weights: expect its pace, not sense.")  # noqa: T201
-    if not MODEL.exists():
-        run("synth", str(MODEL), "--like", "llada2-mini", *SIZES)
-    run("inspect", str(MODEL))
-    run("generate", str(MODEL), "Why is the sky blue?", "--max-tokens", "96", "--live", "--json")
+    """Run the commands."""
+    run("inspect", "demo")
+    for question in QUESTIONS:
+        run("generate", "demo", question, "--threshold", "0.9", "--live")
 
 
 if __name__ == "__main__":

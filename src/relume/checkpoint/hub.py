@@ -9,16 +9,21 @@ from relume.checkpoint.folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_
 from relume.checkpoint.tokenizer import TOKENIZER_FILES
 from relume.core import RelumeError
 
+#: Models that come with the package, each a folder named as users call it.
+SHIPPED = Path(__file__).parent.parent / "shipped"
+
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}(?<![.-])")
 
 
 def resolve_model(
     model: str | Path, revision: str | None = None, offline: bool = False, weights: bool = True
 ) -> Path:
-    """The folder of `model`: a path, or a hub id `organisation/name`, which is downloaded or resumed.
+    """The folder of `model`: a shipped one (`demo`), a path, or a hub id `organisation/name`.
+
+    A hub id is downloaded, or an interrupted download resumed.
 
     Args:
-        model: an existing folder wins over a hub id of the same spelling.
+        model: a shipped model's name wins over a folder (write `./demo` for that), a folder over a hub id.
         revision: branch, tag or commit on the hub.
         offline: use only what was downloaded before.
         weights: also fetch the shards, not only configuration, index and tokenizer.
@@ -26,7 +31,8 @@ def resolve_model(
     Raises:
         RelumeError: neither a folder nor a hub id, or the download failed.
     """
-    path = Path(model)
+    shipped = SHIPPED / str(model)
+    path = shipped if str(model).isidentifier() and shipped.is_dir() else Path(model)
     if exists(path) or not _HUB_ID.fullmatch(str(model)):
         if revision is not None:
             raise RelumeError(f"{model}: a local folder has no revision; leave --revision out")
