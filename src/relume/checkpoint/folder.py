@@ -77,10 +77,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise RelumeError(f"{folder}: there is no such folder")
     if not folder.is_dir():
         raise RelumeError(f"{folder}: not a folder; name the folder that holds {CONFIG_FILE}")
-    config = read_json(folder / CONFIG_FILE)
-    generation_path = folder / GENERATION_CONFIG_FILE
-    generation = read_json(generation_path) if exists(generation_path) else {}
-    return Checkpoint(folder, config, generation, _read_tensors(folder))
+    return Checkpoint(folder, *read_configs(folder), _read_tensors(folder))
+
+
+def read_configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json, and generation_config.json or an empty one. Raises `RelumeError` as `read_json`."""
+    generation = folder / GENERATION_CONFIG_FILE
+    return read_json(folder / CONFIG_FILE), read_json(generation) if exists(generation) else {}
 
 
 def shard_names(folder: Path) -> list[str]:

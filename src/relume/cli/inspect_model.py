@@ -27,10 +27,8 @@ def inspect_model(
 def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
     """Everything that the command prints. Tensors are checked against the configuration if they are here."""
     from relume.checkpoint.folder import (
-        CONFIG_FILE,
-        GENERATION_CONFIG_FILE,
         open_checkpoint,
-        read_json,
+        read_configs,
         shard_names,
         stored_dtype,
     )
@@ -39,9 +37,7 @@ def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
     from relume.model.sizes import model_sizes
 
     folder = resolve_model(model, revision, offline, weights=False)
-    config = read_json(folder / CONFIG_FILE)
-    generation_path = folder / GENERATION_CONFIG_FILE
-    generation = read_json(generation_path) if generation_path.exists() else {}
+    config, generation = read_configs(folder)
     family, shape = read_config(folder, config, generation)
     complete = all((folder / name).exists() for name in shard_names(folder))
     checkpoint = open_checkpoint(folder) if complete else None

@@ -133,7 +133,7 @@ class DecodingSequence:
     @property
     def canvas(self) -> tuple[int, ...]:
         """Prompt and decoded blocks as they are now."""
-        if self.phase is Phase.DONE:  # the state is then the last finished block
+        if self.phase in {Phase.COMMIT, Phase.DONE}:  # the state is then the last finished block
             return tuple(self._finished_tokens)
         return (*self._finished_tokens, *self._state.tokens.tolist())
 
@@ -175,8 +175,7 @@ class DecodingSequence:
         """End the request; its answer is that of the finished blocks, its canvas stays as it is."""
         if self.phase is not Phase.DONE:
             self.ending = Ending(self.ending.token_ids, self.ending.text, "cancelled")
-            if self.phase is not Phase.COMMIT:
-                self._finished_tokens += self._state.tokens.tolist()
+            self._finished_tokens = list(self.canvas)
             self.phase = Phase.DONE
 
     def _finish_block(self) -> BlockEvent:
