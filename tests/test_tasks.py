@@ -102,7 +102,8 @@ def check_count_letter(problem: Problem) -> None:
     letter, word = problem.key.split()
     marked, total = problem.answer.splitlines()
     assert int(total) == word.count(letter)
-    assert marked.split() == [f"{c}{word[: i + 1].count(letter)}" for i, c in enumerate(word)]
+    assert len(marked) == len(word) and set(marked) <= {letter, "-"}
+    assert all((mark == letter) == (c == letter) for mark, c in zip(marked, word, strict=True))
 
 
 def check_date(problem: Problem) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch  # only named in annotations: commands that compute nothing start without it
 
 T = TypeVar("T")
@@ -31,6 +33,45 @@ class Routing:
 
     expert_ids: torch.Tensor
     weights: torch.Tensor
+
+
+class Phase(enum.Enum):
+    """What a forward of a request is for."""
+
+    PREFILL = "prefill"
+    DENOISE = "denoise"
+    COMMIT = "commit"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class SpanSignals:
+    """What the decoder made of one request's tokens in a forward. Arrays have one entry a token.
+
+    Attributes:
+        request: number of the request, unique within an engine.
+        phase: what the forward was for.
+        start: position of the first token in the canvas.
+        block_length: of the request.
+        token_ids: int64, the forward's input.
+        masked: bool, whether the position awaited a token.
+        confidences: float32, of each position's candidate; 1 where nothing was awaited or asked.
+        committed, edited: bool, masks that took a token, and tokens that changed.
+        next_start: position of the request's next forward; `start` again while the same tokens are worked on.
+        next_token_ids: int64, that forward's input, of any length; empty if there is none.
+    """
+
+    request: int
+    phase: Phase
+    start: int
+    block_length: int
+    token_ids: np.ndarray
+    masked: np.ndarray
+    confidences: np.ndarray
+    committed: np.ndarray
+    edited: np.ndarray
+    next_start: int
+    next_token_ids: np.ndarray
 
 
 class Registry(Mapping[str, T], Generic[T]):

@@ -14,12 +14,12 @@ from relume.checkpoint.folder import Checkpoint, open_checkpoint
 from relume.checkpoint.hub import resolve_model
 from relume.checkpoint.tokenizer import Tokenizer
 from relume.config import DecodingConfig, DTypeName, EngineConfig, require
-from relume.core import Progress, RelumeError
+from relume.core import Phase, Progress, RelumeError
 from relume.engine.events import Event
 from relume.engine.request import Messages, Request, whole_numbers
 from relume.engine.result import GenerationResult, Statistics
 from relume.engine.scheduler import Scheduler
-from relume.engine.sequence import DecodingSequence, Phase, check_block_length, check_tokens
+from relume.engine.sequence import DecodingSequence, check_block_length, check_tokens
 from relume.engine.stream import Stream
 from relume.experts.executor import ExpertUsage
 from relume.machine.memory import is_out_of_memory, peak_rss_bytes

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from relume.core import Phase
 from relume.engine.events import Event
-from relume.engine.sequence import DecodingSequence, Phase
+from relume.engine.sequence import DecodingSequence
 from relume.experts.executor import ExpertUsage
 from relume.model.transformer import Transformer
 

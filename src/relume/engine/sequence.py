@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,21 +10,13 @@ from functools import cached_property
 import torch
 
 from relume.config import PREFILL_TOKENS, DecodingConfig, ModelConfig, require
+from relume.core import Phase
 from relume.decoding import make_decoder
 from relume.decoding.block import Step
 from relume.engine.ending import AnswerCutter, Ending
 from relume.engine.events import BlockEvent, Event, IterationEvent
 from relume.model.batch import Segment
 from relume.model.kv_cache import KVCache
-
-
-class Phase(enum.Enum):
-    """What the next forward of a sequence is for."""
-
-    PREFILL = "prefill"
-    DENOISE = "denoise"
-    COMMIT = "commit"
-    DONE = "done"
 
 
 @dataclass

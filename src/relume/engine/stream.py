@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from relume.core import RelumeError
+from relume.core import Phase, RelumeError
 from relume.engine.events import Event
 from relume.engine.result import GenerationResult
 from relume.engine.scheduler import Scheduler
-from relume.engine.sequence import DecodingSequence, Phase
+from relume.engine.sequence import DecodingSequence
 
 
 class Stream(Iterator[Event]):

@@ -37,7 +37,11 @@ def uppercase_words(rng: random.Random) -> Problem:
 
 
 def count_letter(rng: random.Random) -> Problem:
-    """Count a letter: the running count after each letter, then the total."""
+    """Count a letter: the word with every other letter struck out, then the total.
+
+    Each position of the first line depends on one letter of the word alone, so a block of it can be decoded at
+    once; running counts depend on each other, and tokens committed together would contradict.
+    """
     word = draw_word(rng)
     if rng.random() < 0.5:  # make repeats common: words repeat few letters by themselves
         letters = list(word)
@@ -45,10 +49,7 @@ def count_letter(rng: random.Random) -> Problem:
             letters[rng.randrange(len(letters))] = rng.choice(letters)
         word = "".join(letters)
     letter = rng.choice(word) if rng.random() < 0.8 else rng.choice("aeiourstln")
-    count, steps = 0, []
-    for character in word:
-        count += character == letter
-        steps.append(f"{character}{count}")
+    marked = "".join(character if character == letter else "-" for character in word)
     prompt = rng.choice(
         (
             "How many times is {letter} in {word}?",
@@ -56,4 +57,4 @@ def count_letter(rng: random.Random) -> Problem:
             "How often does {letter} occur in {word}?",
         )
     ).format(letter=letter, word=word)
-    return Problem(f"{letter} {word}", prompt, " ".join(steps) + f"\n{count}")
+    return Problem(f"{letter} {word}", prompt, f"{marked}\n{word.count(letter)}")

@@ -1,0 +1,39 @@
+"""What every retention policy answers: which experts to keep."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from relume.core import SpanSignals
+from relume.strategy.use import ExpertShape, LayerUse
+
+
+class Retention(ABC):
+    """Ranks experts. It sees what a live engine sees, in that order, and never learns where it runs.
+
+    For each forward: `observe` for every MoE layer in turn, each followed by the pool's decision, which asks for
+    `priority`; then `end_forward` once.
+
+    Attributes:
+        preload: fill the slots by rank before the first forward.
+    """
+
+    preload: ClassVar[bool] = False
+
+    def __init__(self, shape: ExpertShape) -> None:
+        self.shape = shape
+
+    @abstractmethod
+    def observe(self, use: LayerUse) -> None:
+        """Take note of a layer's routing, before its misses are loaded."""
+
+    @abstractmethod
+    def priority(self, layers: slice) -> np.ndarray:
+        """`[layers, E]` float64: the higher, the more worth keeping. The ranking is that of this moment."""
+
+    def end_forward(self, spans: Sequence[SpanSignals]) -> None:  # noqa: B027 (most have nothing to do)
+        """Take note of what the decoder made of the forward's tokens, its requests in order."""

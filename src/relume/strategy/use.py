@@ -1,0 +1,60 @@
+"""What strategies see of a model and of each layer's routing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """Experts of a model: `num_layers` MoE layers, counted from 0, of `num_experts` each, `top_k` a token."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class LayerUse:
+    """Which experts the tokens of one forward use in one layer.
+
+    Attributes:
+        layer: MoE layer, from 0.
+        expert_ids: `[tokens, k]` integers, in routing order.
+        weights: `[tokens, k]` float32.
+        votes: `[tokens]` bool: whether a token says what is worth keeping. All tokens of a block do; of a
+            prompt's prefill, which touches nearly every expert, only the last block does.
+        num_experts: of the layer.
+    """
+
+    layer: int
+    expert_ids: np.ndarray
+    weights: np.ndarray
+    votes: np.ndarray
+    num_experts: int
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """`[E]` int64: voting tokens that use each expert."""
+        chosen = self.expert_ids if self.votes.all() else self.expert_ids[self.votes]
+        return np.bincount(chosen.ravel(), minlength=self.num_experts)
+
+    @cached_property
+    def active(self) -> np.ndarray:
+        """`[E]` bool: experts that any token uses."""
+        if self.votes.all():
+            return self.counts > 0
+        return np.bincount(self.expert_ids.ravel(), minlength=self.num_experts) > 0
+
+
+def last_block_votes(span_lengths: list[int], block_lengths: list[int]) -> np.ndarray:
+    """`[tokens]` bool: the last block of each span, the spans one after the other."""
+    votes = np.zeros(sum(span_lengths), dtype=bool)
+    end = 0
+    for num_tokens, block_length in zip(span_lengths, block_lengths, strict=True):
+        end += num_tokens
+        votes[max(end - num_tokens, end - block_length) : end] = True
+    return votes

@@ -1,0 +1,1 @@
+"""What each forward did, as arrays, and the one file format that holds it."""
