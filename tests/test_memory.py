@@ -13,6 +13,9 @@ import torch
 from checkpoints import LLADA2, make_tensors, write_checkpoint
 from relume import Engine
 from relume.checkpoint.folder import open_checkpoint
+from relume.experts import arena
+from relume.experts.source import CheckpointExperts
+from relume.machine.memory import allocate_bytes
 
 MEASURE = """
 import json, resource, sys
@@ -51,7 +54,7 @@ def test_loading_peaks_at_one_shard_beyond_the_weights(tmp_path: Path, stored: t
 
 
 def test_no_tensor_is_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted in bytes asked of torch: the weights themselves, and staging that is freed tensor by tensor."""
+    """Counted in bytes: the weights themselves, and for each reader one expert's tensors in whole pages."""
     folder = write_checkpoint(tmp_path, LLADA2, make_tensors(LLADA2), num_shards=4)
     asked: list[int] = []
     real = torch.empty
@@ -61,9 +64,17 @@ def test_no_tensor_is_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         asked.append(made.numel() * made.element_size())
         return made
 
+    def count_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:
+        asked.append(num_bytes)
+        return allocate_bytes(num_bytes, device)
+
     monkeypatch.setattr(torch, "empty", count)
-    Engine.load(folder, dtype="float32")
-    assert sum(asked) == open_checkpoint(folder).num_bytes
+    monkeypatch.setattr(arena, "allocate_bytes", count_bytes)
+    with Engine.load(folder, dtype="float32") as engine:
+        assert sum(asked) == open_checkpoint(folder).num_bytes
+        source = engine._model.experts.loader._source
+        assert isinstance(source, CheckpointExperts)
+        assert source.staging_bytes <= 24 * 32 * 4 + 2 * 4096
 
 
 def test_a_long_prompt_is_prefilled_in_bounded_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import isfinite
 from types import UnionType
@@ -13,6 +13,7 @@ from relume.core import RelumeError
 DecoderName = Literal["threshold", "joint", "indel"]
 JointMode = Literal["quality", "speed"]
 DTypeName = Literal["auto", "float32", "bfloat16"]
+ReadMode = Literal["auto", "direct", "buffered"]
 ShapeName = Literal["llada2-mini", "llada2-flash", "sdar-30b"]
 
 #: Tokens of a prompt in one forward unless told otherwise.
@@ -29,6 +30,13 @@ def require_choice(name: str, value: object, choices: tuple[object, ...]) -> Non
     """Raise `RelumeError` that lists the choices unless `value` is one of them."""
     names = ", ".join(str(choice) for choice in choices if choice is not None)
     require(value in choices, f"unknown {name} {value!r}: choose one of {names}")
+
+
+def require_known(kind: str, keys: Iterable[str], config: type[Any]) -> None:
+    """Raise `RelumeError` that lists the fields of a configuration class unless all keys are among them."""
+    known = [field.name for field in fields(config)]
+    for key in keys:
+        require(key in known, f"unknown {kind} {key!r}: known are {', '.join(known)}")
 
 
 def require_types(config: Any) -> None:
@@ -269,9 +277,7 @@ class DecodingConfig:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build from keyword values. Raises `RelumeError` that lists the known keys for an unknown one."""
-        known = [f.name for f in fields(cls)]
-        for key in values:
-            require(key in known, f"unknown decoding option {key!r}: known are {', '.join(known)}")
+        require_known("decoding option", values, cls)
         return cls(**values)
 
 
@@ -287,6 +293,17 @@ class EngineConfig:
         max_batch: requests that decode together; more wait their turn.
         exact_batches: compute each request's rows apart, so that its tokens do not depend on its company. Off, a
             batch reads the dense weights once, and rounding may then change a token.
+        strategy: which experts stay near the compute: a name of `strategy.retention.RETENTIONS`, or `auto`.
+        expert_memory: of resident experts: `auto` (as many as fit), a share as `40%`, a size as `8GiB`, or experts
+            of each layer as `100`.
+        layer_slots: resident experts of each MoE layer instead, separated by commas.
+        shared_pool: let all layers share the slots.
+        profile: a file of `relume trace profile`, which some strategies need.
+        memory: what the whole engine may take, as `8GiB`; by default what this process may use.
+        context: positions of each request that are planned for; by default what fits easily.
+        reads: experts from disk `direct` (past the page cache), `buffered`, or `auto`: direct unless all of them
+            are resident.
+        num_threads: that compute; by default one a core.
     """
 
     dtype: DTypeName = "auto"
@@ -294,6 +311,15 @@ class EngineConfig:
     prefill_blocks: int | None = None
     max_batch: int = 32
     exact_batches: bool = True
+    strategy: str = "auto"
+    expert_memory: str = "auto"
+    layer_slots: str | None = None
+    shared_pool: bool = False
+    profile: str | None = None
+    memory: str | None = None
+    context: int | None = None
+    reads: ReadMode = "auto"
+    num_threads: int | None = None
 
     def __post_init__(self) -> None:
         require_types(self)
@@ -304,7 +330,16 @@ class EngineConfig:
             self.prefill_blocks is None or self.prefill_blocks >= 1,
             f"prefill_blocks is {self.prefill_blocks}: it must be at least 1",
         )
-        require(self.max_batch >= 1, f"max_batch is {self.max_batch}: it must be at least 1")
+        require_choice("reads", self.reads, get_args(ReadMode))
+        for name in ("max_batch", "context", "num_threads"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name} is {value}: it must be at least 1")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build from keyword values. Raises `RelumeError` that lists the known keys for an unknown one."""
+        require_known("engine option", values, cls)
+        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from relume.checkpoint.files import Files
 from relume.core import RelumeError
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -104,7 +104,7 @@ class TensorReader:
     """Reads entries into tensors that the caller owns, through one file descriptor per file."""
 
     def __init__(self) -> None:
-        self._descriptors: dict[Path, int] = {}
+        self._files = Files()
 
     def read(self, entry: TensorEntry, out: torch.Tensor) -> None:
         """Fill `out` (contiguous, any device and float type) with the tensor of `entry`.
@@ -119,38 +119,11 @@ class TensorReader:
         direct = out.dtype == entry.dtype and out.device.type == "cpu" and out.is_contiguous()
         target = out if direct else torch.empty(entry.shape, dtype=entry.dtype)
         if target.numel():
-            self._fill(entry, target.reshape(-1).view(torch.uint8).numpy().data)
+            buffer = target.reshape(-1).view(torch.uint8).numpy().data
+            self._files.fill(entry.path, entry.offset, buffer, entry.name)
         if not direct:
             out.copy_(target)
 
-    def _fill(self, entry: TensorEntry, buffer: memoryview) -> None:
-        descriptor = self._open(entry.path)
-        done = 0
-        while done < len(buffer):
-            position = entry.offset + done
-            try:
-                count = os.preadv(descriptor, [buffer[done:]], position)
-            except OSError as error:
-                raise RelumeError(
-                    f"{entry.path}: reading {entry.name} at byte {position} failed ({error.strerror})"
-                ) from None
-            if count == 0:
-                raise RelumeError(
-                    f"{entry.path}: truncated: {entry.name} ends early, at byte {position} of the needed "
-                    f"{entry.offset + len(buffer)}; fetch this file again"
-                )
-            done += count
-
-    def _open(self, path: Path) -> int:
-        if path not in self._descriptors:
-            try:
-                self._descriptors[path] = os.open(path, os.O_RDONLY)
-            except OSError as error:
-                raise RelumeError(f"{path}: cannot be opened ({error.strerror})") from None
-        return self._descriptors[path]
-
     def close(self) -> None:
         """Close all files; the reader can go on to be used."""
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
+        self._files.close()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from relume import __version__
-from relume.cli import chat, eval_model, generate, inspect_model, synth, train
+from relume.cli import chat, eval_model, generate, inspect_model, machine, plan, simulate, synth, trace, train
 
 app = typer.Typer(
     name="relume",
@@ -32,6 +32,10 @@ def relume(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("inspect")(inspect_model.inspect_model)
+app.command("plan")(plan.plan)
+app.command("machine")(machine.machine)
 app.command("synth")(synth.synth)
 app.command("train")(train.train)
 app.command("eval")(eval_model.eval_model)
+app.command("simulate")(simulate.simulate)
+app.add_typer(trace.trace, name="trace")

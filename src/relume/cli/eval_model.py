@@ -51,7 +51,7 @@ def eval_model(
         problems = _problems(prompts, tasks, num_prompts, seed)
     except RelumeError as error:
         raise typer.BadParameter(str(error)) from None
-    engine = open_engine(model, loading)
+    engine = open_engine(model, loading, batch_size)
     read_weights(engine)
     rows = []
     for variant in chosen:

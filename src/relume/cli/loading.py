@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import relume
 from relume.cli.options import options_of
 from relume.cli.terminal import byte_progress, note
-from relume.config import DTypeName, EngineConfig
+from relume.config import DTypeName, EngineConfig, ReadMode
 
 if TYPE_CHECKING:
     from relume.engine.engine import Engine
@@ -17,6 +17,15 @@ _HELP = {
     "dtype": "float32, bfloat16, or auto: the checkpoint's.",
     "device": "cpu or cuda.",
     "prefill_blocks": "Blocks of the prompt in one forward; by default as many as hold 512 tokens.",
+    "strategy": "What decides which experts stay: full, lru, counts, ...; auto takes what fits.",
+    "expert_memory": "Of resident experts: auto, a share as 40%, a size as 8GiB, or experts a layer as 100.",
+    "layer_slots": "Resident experts of each MoE layer instead, separated by commas.",
+    "shared_pool": "Let all layers share the slots.",
+    "profile": "A file of `relume trace profile`, which some strategies need.",
+    "memory": "All that relume may take, as 8GiB; by default what this process may use (of RAM, or the GPU).",
+    "context": "Positions of each request to plan for; by default 4096, less if memory is short.",
+    "reads": "Read experts direct (past the page cache) or buffered; auto: direct unless all are resident.",
+    "num_threads": "Threads that compute; by default one a core.",
     "revision": "Branch, tag or commit of a hub id.",
     "offline": "Use only what was downloaded before.",
 }
@@ -29,31 +38,47 @@ class LoadOptions:
     dtype: DTypeName = "auto"
     device: str = "cpu"
     prefill_blocks: int | None = None
+    strategy: str = "auto"
+    expert_memory: str = "auto"
+    layer_slots: str | None = None
+    shared_pool: bool = False
+    profile: str | None = None
+    memory: str | None = None
+    context: int | None = None
+    reads: ReadMode = "auto"
+    num_threads: int | None = None
     revision: str | None = None
     offline: bool = False
 
     def __post_init__(self) -> None:
-        self.engine  # noqa: B018 (building it checks the values)
+        from relume.strategy.budget import ExpertMemory, parse_size
 
-    @property
-    def engine(self) -> EngineConfig:
-        """The engine's configuration."""
-        return EngineConfig(dtype=self.dtype, device=self.device, prefill_blocks=self.prefill_blocks)
+        self.engine()  # building it checks the values
+        ExpertMemory.parse(self.expert_memory)
+        if self.memory is not None:
+            parse_size(self.memory)
+
+    def engine(self, max_batch: int = 1) -> EngineConfig:
+        """The engine's configuration, for so many requests at a time."""
+        known = {field.name for field in dataclasses.fields(EngineConfig)}
+        given = {name: value for name, value in dataclasses.asdict(self).items() if name in known}
+        return EngineConfig(**given, max_batch=max_batch)
 
 
 loading_options = options_of(LoadOptions, "loading", _HELP)
 
 
-def open_engine(model: str, options: LoadOptions) -> Engine:
-    """An engine without its weights yet; says aloud what will make it slower."""
+def open_engine(model: str, options: LoadOptions, max_batch: int = 1) -> Engine:
+    """An engine without its weights yet."""
     from relume.engine.engine import Engine
 
-    for fallback in relume.startup_fallbacks:
-        note(fallback)
-    return Engine.open(model, options.engine, revision=options.revision, offline=options.offline)
+    engine = options.engine(max_batch)
+    return Engine.open(model, engine, revision=options.revision, offline=options.offline)
 
 
 def read_weights(engine: Engine) -> None:
-    """Read the weights of an opened engine, with a progress bar."""
+    """Read the weights of an opened engine, with a progress bar; says aloud what is slower than it could be."""
     with byte_progress("loading") as progress:
         engine.read_weights(progress)
+    for fallback in engine.fallbacks:
+        note(fallback)

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
 
 import relume
-from relume.checkpoint.folder import Checkpoint, open_checkpoint
+from relume.checkpoint.folder import Checkpoint, open_checkpoint, stored_dtype
 from relume.checkpoint.hub import resolve_model
 from relume.checkpoint.tokenizer import Tokenizer
 from relume.config import DecodingConfig, DTypeName, EngineConfig, require
 from relume.core import Phase, Progress, RelumeError
 from relume.engine.events import Event
+from relume.engine.memory_plan import MemoryPlan
+from relume.engine.provision import Provision, provision
+from relume.engine.recorder import Recorder
 from relume.engine.request import Messages, Request, whole_numbers
 from relume.engine.result import GenerationResult, Statistics
 from relume.engine.scheduler import Scheduler
 from relume.engine.sequence import DecodingSequence, check_block_length, check_tokens
 from relume.engine.stream import Stream
-from relume.experts.executor import ExpertUsage
+from relume.experts.usage import ExpertUsage
 from relume.machine.memory import is_out_of_memory, peak_rss_bytes
+from relume.machine.threads import effective_cores
 from relume.model.batch import Segment
 from relume.model.families import identify
 from relume.model.kv_cache import KVCache
 from relume.model.loading import LoadedModel, compute_dtype, load_model
+from relume.model.sizes import model_sizes
+from relume.strategy.budget import ExpertMemory, uniform
+from relume.trace.file import TraceWriter
+from relume.trace.metadata import TraceMetadata
 
 
 class Engine:
@@ -44,6 +56,8 @@ class Engine:
         self._engine = engine
         self._loaded: LoadedModel | None = None
         self._unreported_bytes = 0
+        self._recorder: Recorder | None = None
+        self._numbers = itertools.count()
         try:
             self._tokenizer: Tokenizer | None = Tokenizer(self.folder)
         except RelumeError:
@@ -55,40 +69,26 @@ class Engine:
         model: str | Path,
         *,
         dtype: DTypeName | torch.dtype = "auto",
-        device: str = "cpu",
-        prefill_blocks: int | None = None,
-        max_batch: int = 32,
-        exact_batches: bool = True,
         revision: str | None = None,
         offline: bool = False,
         progress: Progress | None = None,
+        **options: Any,
     ) -> Self:
         """Load a checkpoint.
 
         Args:
             model: a folder in the official layout, or a hub id.
             dtype: `float32`, `bfloat16`, or `auto`: the checkpoint's.
-            device: where it runs, `cpu` or `cuda`.
-            prefill_blocks: blocks of a prompt in one forward; by default as many as hold 512 tokens.
-            max_batch: requests decoded together.
-            exact_batches: a request gives the same tokens in any company; see `EngineConfig`.
             revision, offline: of a hub id; see `resolve_model`.
             progress: called with (bytes since the last call, bytes in all) while weights are read.
+            options: further fields of `EngineConfig`: the device, how experts are kept, batches.
 
         Raises:
             RelumeError: one line that says what is wrong with the checkpoint or the arguments.
         """
+        name = cast("DTypeName", str(dtype).removeprefix("torch."))
         engine = cls.open(
-            model,
-            EngineConfig(
-                dtype=cast("DTypeName", str(dtype).removeprefix("torch.")),
-                device=device,
-                prefill_blocks=prefill_blocks,
-                max_batch=max_batch,
-                exact_batches=exact_batches,
-            ),
-            revision=revision,
-            offline=offline,
+            model, EngineConfig.from_mapping(options | {"dtype": name}), revision=revision, offline=offline
         )
         engine.read_weights(progress)
         return engine
@@ -106,18 +106,94 @@ class Engine:
         return cls(open_checkpoint(resolve_model(model, revision, offline)), engine)
 
     def read_weights(self, progress: Progress | None = None) -> None:
-        """Read all weights; see `load` for `progress`."""
-        dtype = compute_dtype(self._checkpoint, self._engine.dtype)
+        """Plan the memory and read the weights; see `load` for `progress`."""
         self._loaded = load_model(
             self._checkpoint,
             self._family,
             self.config,
-            dtype,
+            self._dtype,
             torch.device(self._engine.device),
+            self._provision.settings,
+            self._engine.num_threads or effective_cores(),
             progress or (lambda _read, _total: None),
             self._engine.exact_batches,
         )
         self._unreported_bytes = self._loaded.bytes_read
+        self._close = weakref.finalize(self, self._loaded.close)
+
+    @cached_property
+    def _dtype(self) -> torch.dtype:
+        return compute_dtype(self._checkpoint, self._engine.dtype)
+
+    @cached_property
+    def _provision(self) -> Provision:
+        stored = stored_dtype(self._checkpoint.config, self._checkpoint.tensors)
+        return provision(self.config, model_sizes(self._family, self.config), self._engine, self._dtype, stored)
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """Where every byte goes. Raises `RelumeError` if the memory is too small."""
+        return self._provision.plan
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """What is not as asked or makes relume slower, one line each."""
+        loaded = () if self._loaded is None else self._loaded.fallbacks
+        return (*relume.startup_fallbacks, *self._provision.warnings, *loaded)
+
+    def resize_experts(self, expert_memory: str) -> None:
+        """Let fewer experts be resident from the next request on, or again as many as the engine was loaded for.
+
+        Args:
+            expert_memory: as in `EngineConfig`.
+
+        Raises:
+            RelumeError: no such amount, or more than the engine was loaded for.
+        """
+        memory = self._model.experts
+        total = ExpertMemory.parse(expert_memory).total_slots(memory.pool.shape, self.plan.bytes_per_slot)
+        most = self._provision.settings.num_slots
+        require(total <= most, f"expert memory {expert_memory} is more than the {most} slots that were loaded")
+        memory.resize(total if memory.pool.shared else uniform(total, memory.pool.shape))
+
+    def record(self, path: str | Path) -> AbstractContextManager[None]:
+        """Within this context every forward is written to a trace file, which appears at its end.
+
+        A replay gives the recorded misses if the engine has done nothing before.
+        """
+        return self._recording(Path(path))
+
+    @contextmanager
+    def _recording(self, path: Path) -> Iterator[None]:
+        require(self._recorder is None, "a trace is being recorded already")
+        memory = self._model.experts
+        metadata = TraceMetadata(
+            model=self.folder.name,
+            shape=memory.pool.shape,
+            block_length=self.config.block_length,
+            strategy=self._provision.strategy,
+            slots=tuple(memory.pool.slots),
+            shared=memory.pool.shared,
+            expert_bytes=memory.arena.format.slot_bytes,
+            kind="measured",
+            hardware=self._engine.device,
+        )
+        with TraceWriter(path, metadata) as writer:
+            self._recorder = Recorder(writer)
+            try:
+                yield
+            finally:
+                self._recorder = None
+
+    def close(self) -> None:
+        """End its threads and close its files; it cannot be used any more."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -233,7 +309,7 @@ class Engine:
         return self._loaded
 
     def _scheduler(self, max_batch: int) -> Scheduler:
-        return Scheduler(self._model.transformer, max_batch)
+        return Scheduler(self._model.transformer, max_batch, self._recorder)
 
     def _sequence(self, request: Request) -> DecodingSequence:
         if request.messages is not None:
@@ -244,7 +320,13 @@ class Engine:
             prompt = tuple(request.input_ids or ())
         decode = None if self._tokenizer is None else self._tokenizer.decode
         return DecodingSequence(
-            prompt, request.decoding, self.config, self._make_cache, decode, self._engine.prefill_blocks
+            prompt,
+            request.decoding,
+            self.config,
+            self._make_cache,
+            decode,
+            self._engine.prefill_blocks,
+            next(self._numbers),
         )
 
     def _make_cache(self, capacity: int) -> KVCache:
@@ -263,26 +345,29 @@ class Engine:
         wall_s = time.perf_counter() - sequence.started
         num_tokens = len(sequence.ending.token_ids)
         from_disk, self._unreported_bytes = self._unreported_bytes, 0
-        layers = max(1, sequence.usage.layers)
+        used = sequence.usage
+        memory = self._model.experts
         statistics = Statistics(
             num_tokens=num_tokens,
             num_iterations=len(sequence.commits),
             wall_s=wall_s,
             tpot_ms=1000.0 * wall_s / max(1, num_tokens),
-            hit_rate=1.0,
-            utilisation=sequence.usage.resident_active / layers / self.config.router.num_experts,
-            active_experts=sequence.usage.active / layers,
-            bytes_from_disk=from_disk,
-            bytes_to_device=from_disk,
-            stall_s=0.0,
-            compute_s=sequence.usage.compute_s,
+            hit_rate=used.hits / max(1, used.active),
+            utilisation=used.hits / max(1, used.resident),
+            active_experts=used.own_active / max(1, used.layers),
+            bytes_from_disk=from_disk + used.bytes_from_disk,
+            bytes_to_device=from_disk + used.bytes_to_device,
+            stall_s=used.stall_s,
+            compute_s=used.compute_s,
+            load_s=used.load_s,
+            forward_s=used.forward_s,
             prefetch_useful=0,
             prefetch_wasted=0,
             peak_rss_bytes=peak_rss_bytes(),
-            strategy="full",
-            expert_memory_bytes=self._model.expert_bytes,
+            strategy=self._provision.strategy,
+            expert_memory_bytes=memory.num_bytes,
             lossless=self._engine.exact_batches,
-            fallbacks=tuple(relume.startup_fallbacks),
+            fallbacks=self.fallbacks,
             kind="measured",
             hardware=str(self._model.transformer.device),
         )

@@ -21,6 +21,8 @@ class Statistics:
     bytes_to_device: int
     stall_s: float
     compute_s: float
+    load_s: float
+    forward_s: float
     prefetch_useful: int
     prefetch_wasted: int
     peak_rss_bytes: int

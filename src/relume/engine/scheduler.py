@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
 from relume.core import Phase
 from relume.engine.events import Event
+from relume.engine.recorder import Recorder
 from relume.engine.sequence import DecodingSequence
-from relume.experts.executor import ExpertUsage
+from relume.experts.usage import ExpertUsage
 from relume.model.transformer import Transformer
 
 
 @dataclass
 class Scheduler:
-    """First come, first served; at most `max_batch` sequences at a time hold K/V."""
+    """First come, first served; at most `max_batch` sequences at a time hold K/V.
+
+    Attributes:
+        transformer: runs the forwards; its experts' strategy is told what became of each.
+        max_batch: sequences in a forward.
+        recorder: is given every forward.
+    """
 
     transformer: Transformer
     max_batch: int
+    recorder: Recorder | None = None
     waiting: deque[DecodingSequence] = field(default_factory=deque)
     running: list[DecodingSequence] = field(default_factory=list)
 
@@ -31,15 +40,19 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_batch:
             self.running.append(self.waiting.popleft())
         segments = [sequence.segment(self.transformer.device) for sequence in self.running]
-        used = ExpertUsage()
+        used = ExpertUsage(record=self.recorder is not None)
+        started = time.perf_counter()
         logits = self.transformer.forward(segments, used)
-        happened = []
-        for span, (sequence, segment, rows) in enumerate(zip(self.running, segments, logits, strict=True)):
-            if sequence.phase is Phase.DENOISE:
-                sequence.usage.layers += used.layers
-                sequence.usage.active += used.active_by_span[span if self.transformer.exact_batches else 0]
-                sequence.usage.resident_active += used.active
-            sequence.usage.compute_s += used.compute_s
-            happened.append((sequence, sequence.advance(segment, rows)))
+        forward_s = time.perf_counter() - started
+        happened, spans = [], []
+        for index, (sequence, segment, rows) in enumerate(zip(self.running, segments, logits, strict=True)):
+            span = index if self.transformer.exact_batches else 0
+            sequence.usage.add(used, span, forward_s, sequence.phase is Phase.DENOISE)
+            events, signals = sequence.advance(segment, rows)
+            happened.append((sequence, events))
+            spans.append(signals)
+        self.transformer.executor.memory.end_forward(spans)
+        if self.recorder is not None:
+            self.recorder.record(spans, used, forward_s)
         self.running = [sequence for sequence in self.running if sequence.phase is not Phase.DONE]
         return happened

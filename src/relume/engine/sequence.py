@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from relume.config import PREFILL_TOKENS, DecodingConfig, ModelConfig, require
-from relume.core import Phase
+from relume.core import Phase, SpanSignals
 from relume.decoding import make_decoder
-from relume.decoding.block import Step
+from relume.decoding.block import BlockState, Step
 from relume.engine.ending import AnswerCutter, Ending
 from relume.engine.events import BlockEvent, Event, IterationEvent
+from relume.engine.usage import Usage
 from relume.model.batch import Segment
 from relume.model.kv_cache import KVCache
-
-
-@dataclass
-class Usage:
-    """What a sequence's forwards used; the numbers of experts are sums over denoising forwards and layers.
-
-    Attributes:
-        layers: MoE layers in those forwards.
-        active: distinct experts that the sequence's own tokens used (all tokens' if batches are joined).
-        resident_active: distinct experts that the whole batch used.
-        compute_s: seconds in the experts, over all forwards.
-    """
-
-    layers: int = 0
-    active: int = 0
-    resident_active: int = 0
-    compute_s: float = 0.0
 
 
 def check_tokens(tokens: Sequence[int], model: ModelConfig) -> None:
@@ -73,6 +57,7 @@ class DecodingSequence:
         make_cache: allocates a cache for a number of positions.
         decode: token ids to text, or `None` without a tokenizer.
         prefill_blocks: blocks of the prompt in one forward; see `EngineConfig`.
+        number: of the request, unique within the engine.
 
     Raises:
         RelumeError: the prompt is empty, holds unknown ids, or does not fit the model's context.
@@ -86,6 +71,7 @@ class DecodingSequence:
         make_cache: Callable[[int], KVCache],
         decode: Callable[[Sequence[int]], str] | None,
         prefill_blocks: int | None,
+        number: int = 0,
     ) -> None:
         self.decoder = make_decoder(decoding, model)
         self.block_length = self.decoder.block_length
@@ -98,6 +84,7 @@ class DecodingSequence:
             f"{len(prompt)} prompt tokens and max_tokens {decoding.max_tokens} exceed the model's context of "
             f"{model.max_context}: shorten the prompt or lower max_tokens",
         )
+        self.number = number
         self.prompt = tuple(prompt)
         self.commits: list[int] = []
         self.usage = Usage()
@@ -131,36 +118,72 @@ class DecodingSequence:
     def segment(self, device: torch.device) -> Segment:
         """The tokens of the next forward."""
         rows = torch.empty(0, dtype=torch.int64)
-        if self.phase is Phase.PREFILL:
-            start = self.cache.length
-            stop = min(start + self._prefill_tokens, self._prompt_blocks * self.block_length)
-            tokens = torch.tensor(self.prompt[start:stop], dtype=torch.int64)
-        else:
-            tokens = self._state.tokens
-            if self.phase is Phase.DENOISE:
-                rows = self.decoder.rows(self._state)
-        return Segment(tokens.to(device), self.cache, rows.to(device), self.block_length)
+        if self.phase is Phase.DENOISE:
+            rows = self.decoder.rows(self._state)
+        return Segment(self._next_tokens().to(device), self.cache, rows.to(device), self.block_length)
 
-    def advance(self, segment: Segment, logits: torch.Tensor) -> list[Event]:
-        """Take the result of the forward over `segment`; return what happened."""
-        if self.phase is Phase.PREFILL:
+    def advance(self, segment: Segment, logits: torch.Tensor) -> tuple[list[Event], SpanSignals]:
+        """Take the result of the forward over `segment`; return what happened, for callers and for strategies."""
+        phase, start, state = self.phase, self.cache.length, self._state
+        step = None
+        events: list[Event] = []
+        if phase is Phase.PREFILL:
             self.cache.commit(segment.num_tokens)
             if self.cache.length == self._prompt_blocks * self.block_length:
                 self.phase = Phase.DENOISE
-            return []
-        if self.phase is Phase.COMMIT:
+        elif phase is Phase.COMMIT:
             self._next_block()
-            return []
+        else:
+            step = self._denoise(logits)
+            events.append(self._iteration_event(step, state.iteration))
+            if self._state.finished:
+                events.append(self._finish_block())
+        return events, self._signals(phase, start, segment, state, step)
+
+    def _denoise(self, logits: torch.Tensor) -> Step:
         uniforms = None
         if self._sampled:
             uniforms = torch.rand(self.block_length, generator=self._generator, dtype=torch.float64)
         step = self.decoder.step(self._state, logits, uniforms)
-        events: list[Event] = [self._iteration_event(step)]
         self.commits.append(len(step.committed))
         self._state = step.state
-        if self._state.finished:
-            events.append(self._finish_block())
-        return events
+        return step
+
+    def _next_tokens(self) -> torch.Tensor:
+        """Input of the next forward; empty if there is none."""
+        if self.phase is Phase.DONE:
+            return torch.empty(0, dtype=torch.int64)
+        if self.phase is not Phase.PREFILL:
+            return self._state.tokens
+        stop = min(self.cache.length + self._prefill_tokens, self._prompt_blocks * self.block_length)
+        return torch.tensor(self.prompt[self.cache.length : stop], dtype=torch.int64)
+
+    def _signals(
+        self, phase: Phase, start: int, segment: Segment, state: BlockState, step: Step | None
+    ) -> SpanSignals:
+        """What the forward over `segment`, from `start` on, was for, and what `step` made of `state`."""
+        num_tokens = segment.num_tokens
+        masked = np.zeros(num_tokens, dtype=bool)
+        confidences = np.ones(num_tokens, dtype=np.float32)
+        committed, edited = np.zeros(num_tokens, dtype=bool), np.zeros(num_tokens, dtype=bool)
+        if step is not None:
+            masked = state.masked.numpy()
+            confidences = torch.where(step.confidence.isnan(), 1.0, step.confidence).numpy()
+            committed[step.committed.numpy()] = True
+            edited[step.edited.numpy()] = True
+        return SpanSignals(
+            request=self.number,
+            phase=phase,
+            start=start,
+            block_length=self.block_length,
+            token_ids=segment.token_ids.cpu().numpy(),
+            masked=masked,
+            confidences=confidences,
+            committed=committed,
+            edited=edited,
+            next_start=self.cache.length,
+            next_token_ids=self._next_tokens().numpy(),
+        )
 
     def cancel(self) -> None:
         """End the request; its answer is that of the finished blocks, its canvas stays as it is."""
@@ -197,13 +220,13 @@ class DecodingSequence:
         self._state = self.decoder.begin(torch.empty(0, dtype=torch.int64))
         self.phase = Phase.DENOISE
 
-    def _iteration_event(self, step: Step) -> IterationEvent:
+    def _iteration_event(self, step: Step, iteration: int) -> IterationEvent:
         start = self._block * self.block_length
         changed = torch.cat((step.committed, step.edited)).sort().values
         return IterationEvent(
             block=self._block,
             start=start,
-            iteration=self._state.iteration,
+            iteration=iteration,
             positions=tuple((changed + start).tolist()),
             tokens=tuple(step.state.tokens[changed].tolist()),
             confidences=tuple(step.confidence[changed].tolist()),

@@ -3,82 +3,104 @@
 Matrix products of torch depend in the last bit on the number of rows. So that a request's result does not
 depend on its neighbours, tokens that must not influence each other are computed in separate calls: each
 (expert, span) pair is one call, over the span's tokens in order. Each token's outputs are then multiplied
-and added one by one in routing order; both are exactly rounded, so no grouping changes them.
+and added one by one in routing order; both are exactly rounded, so no grouping changes them, nor does the order
+in which experts are computed.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from functools import partial
 
 import torch
 
 from relume.core import Routing
-from relume.experts.kernels import combine, swiglu
-from relume.experts.store import ResidentExperts
+from relume.experts.arena import Lease
+from relume.experts.formats import ExpertFormat
+from relume.experts.kernels import combine
+from relume.experts.memory import ExpertMemory, Leased
+from relume.experts.usage import Batch
+from relume.machine.workers import Workers
+from relume.strategy.use import LayerUse
 
-
-@dataclass
-class ExpertUsage:
-    """What one forward used, summed over its MoE layers.
-
-    Attributes:
-        layers: MoE layers.
-        active: distinct experts of each layer, over all tokens.
-        active_by_span: the same over each span's tokens.
-        compute_s: seconds in the experts.
-    """
-
-    layers: int = 0
-    active: int = 0
-    active_by_span: Counter[int] = field(default_factory=Counter)
-    compute_s: float = 0.0
+#: Experts smaller than this are computed by the calling thread: handing them to another costs more.
+SMALLEST_SHARED_BYTES = 1 << 18
 
 
 class ExpertExecutor:
-    """Computes the MoE output of a layer from its routing."""
+    """Computes the MoE output of a layer from its routing.
 
-    def __init__(self, experts: ResidentExperts, num_experts: int) -> None:
-        self._experts = experts
+    Args:
+        memory: of the experts.
+        num_experts: of a layer.
+        first_layer: the model's first MoE layer.
+        workers: compute experts side by side.
+    """
+
+    def __init__(self, memory: ExpertMemory, num_experts: int, first_layer: int, workers: Workers) -> None:
+        self.memory = memory
         self._num_experts = num_experts
+        self._first_layer = first_layer
+        self._workers = workers
+        self._format: ExpertFormat = memory.arena.format
+        self._shared = self._format.slot_bytes >= SMALLEST_SHARED_BYTES
 
-    def forward(
-        self, layer: int, x: torch.Tensor, routing: Routing, span_lengths: Sequence[int], usage: ExpertUsage
-    ) -> torch.Tensor:
+    def forward(self, layer: int, x: torch.Tensor, routing: Routing, batch: Batch) -> torch.Tensor:
         """Weighted sum of each token's experts.
 
         Args:
-            layer: index of the layer.
-            x: `[tokens, hidden]`, the spans one after the other, no padding.
+            layer: index of the layer in the model.
+            x: `[tokens, hidden]`.
             routing: of all tokens.
-            span_lengths: tokens of each span; they add up to `tokens`.
-            usage: is added to.
+            batch: which tokens belong together; its usage is added to.
 
         Returns:
             `[tokens, hidden]` in the dtype of `x`; products and sums are float32.
         """
-        started = time.perf_counter()
-        num_tokens, top_k = routing.expert_ids.shape
-        num_spans = len(span_lengths)
-        span_of_token = torch.repeat_interleave(torch.tensor(span_lengths))
-        keys = (routing.expert_ids.cpu() * num_spans + span_of_token.unsqueeze(1)).flatten()
-        order = torch.argsort(keys, stable=True)
+        expert_ids = routing.expert_ids.cpu()
+        num_tokens, top_k = expert_ids.shape
+        num_spans = len(batch.span_lengths)
+        span_of_token = torch.repeat_interleave(torch.tensor(batch.span_lengths))
+        keys = (expert_ids * num_spans + span_of_token.unsqueeze(1)).flatten()
+        order = torch.argsort(keys, stable=True).to(x.device)
         counts = torch.bincount(keys, minlength=self._num_experts * num_spans)
-        order = order.to(x.device)
+        used = counts.nonzero().flatten().tolist()
+        pairs_of: dict[int, list[torch.Tensor]] = {}  # rows of `outputs`, by expert and span
+        for key, pairs in zip(used, order.split(counts[counts > 0].tolist()), strict=True):
+            pairs_of.setdefault(key // num_spans, []).append(pairs)
+        batch.usage.active_by_span.update(key % num_spans for key in used)
 
         outputs = torch.empty(num_tokens * top_k, x.shape[1], dtype=torch.float32, device=x.device)
-        begin = 0
-        used = counts.nonzero().flatten().tolist()
-        for key, count in zip(used, counts[counts > 0].tolist(), strict=True):
-            pairs = order[begin : begin + count]
+
+        def compute(leased: Iterable[Leased]) -> None:
+            started = time.perf_counter()
+            tasks = [partial(self._compute_expert, x, top_k, pairs_of[e], lease, outputs) for e, lease in leased]
+            if self._shared:
+                self._workers.run(tasks)
+            else:
+                for task in tasks:
+                    task()
+            batch.usage.compute_s += time.perf_counter() - started
+
+        use = LayerUse(
+            layer - self._first_layer,
+            expert_ids.numpy(),
+            routing.weights.cpu().numpy(),
+            batch.votes,
+            self._num_experts,
+        )
+        with self.memory.access(use, batch.usage) as access:
+            compute(access.hits)
+            for arrived in access.arrivals():
+                compute(arrived)
+        return combine(outputs.view(num_tokens, top_k, -1), routing.weights).to(x.dtype)
+
+    def _compute_expert(
+        self, x: torch.Tensor, top_k: int, spans: list[torch.Tensor], lease: Lease, outputs: torch.Tensor
+    ) -> None:
+        views = self.memory.arena.views(lease)
+        for pairs in spans:
             rows = x.index_select(0, pairs // top_k)
-            outputs.index_copy_(0, pairs, swiglu(rows, *self._experts.weights(layer, key // num_spans)).float())
-            begin += count
-        total = combine(outputs.view(num_tokens, top_k, -1), routing.weights)
-        usage.layers += 1
-        usage.active += len({key // num_spans for key in used})
-        usage.active_by_span.update(key % num_spans for key in used)
-        usage.compute_s += time.perf_counter() - started
-        return total.to(x.dtype)
+            outputs.index_copy_(0, pairs, self._format.compute(rows, views).float())
+        self.memory.arena.check(lease)  # the weights were the same until the end

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor], torch.Tensor]
 
-def swiglu(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+
+def swiglu(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, linear: Linear = F.linear) -> torch.Tensor:
     """`(silu(x Wg) * (x Wu)) Wd` for tokens `[n, H]`, gate-up `[2I, H]`, down `[H, I]`; returns `[n, H]`."""
-    gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, down)
+    return swiglu_of(x, lambda rows: linear(rows, gate_up), lambda rows: linear(rows, down))
+
+
+def swiglu_of(x: torch.Tensor, gate_up: Product, down: Product) -> torch.Tensor:
+    """`swiglu` of weights in any form, given what multiplies rows by them."""
+    gate, up = gate_up(x).chunk(2, dim=-1)
+    return down(F.silu(gate) * up)
 
 
 def combine(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

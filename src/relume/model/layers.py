@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from relume.config import ModelConfig
+from relume.machine.workers import Workers
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -45,6 +48,28 @@ def block_causal_mask(start: int, num_tokens: int, block_length: int, device: to
         return None
     positions = torch.arange(start + num_tokens, device=device) // block_length
     return positions[start:].unsqueeze(1) >= positions
+
+
+#: Least rows of a weight in one of the products that `panel_linear` makes.
+PANEL_ROWS = 512
+
+
+def panel_linear(x: torch.Tensor, weight: torch.Tensor, workers: Workers) -> torch.Tensor:
+    """`x W^T` of `[n, H]` and `[rows, H]`, the same bits for any number of workers.
+
+    The weight's rows are divided in panels that depend on its shape alone, each multiplied by one thread.
+    """
+    num_rows = len(weight)
+    size = max(PANEL_ROWS, -(-num_rows // 16))
+    if num_rows <= size:
+        return F.linear(x, weight)
+    out = x.new_empty(len(x), num_rows)
+
+    def multiply(begin: int) -> None:
+        out[:, begin : begin + size] = F.linear(x, weight[begin : begin + size])
+
+    workers.run([partial(multiply, begin) for begin in range(0, num_rows, size)])
+    return out
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:

@@ -11,20 +11,36 @@ from relume.checkpoint.folder import Checkpoint, stored_dtype
 from relume.checkpoint.tensor_file import TensorReader
 from relume.config import ModelConfig
 from relume.core import Progress, RelumeError
+from relume.experts.build import ExpertSettings, build_expert_memory
 from relume.experts.executor import ExpertExecutor
-from relume.experts.store import ResidentExperts
+from relume.experts.memory import ExpertMemory
 from relume.machine.memory import is_out_of_memory
+from relume.machine.workers import Workers
 from relume.model.family import Family, Parts
 from relume.model.transformer import Transformer
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A transformer, and what reading it took."""
+    """A transformer, and what reading it took.
+
+    Attributes:
+        transformer: ready to run.
+        experts: its routed experts.
+        bytes_read: from disk, before the first forward.
+        fallbacks: what could not be had as asked, one line each.
+    """
 
     transformer: Transformer
-    expert_bytes: int
+    experts: ExpertMemory
+    workers: Workers
     bytes_read: int
+    fallbacks: tuple[str, ...]
+
+    def close(self) -> None:
+        """End its threads and close its files."""
+        self.experts.close()
+        self.workers.close()
 
 
 def compute_dtype(checkpoint: Checkpoint, wanted: str) -> torch.dtype:
@@ -42,11 +58,20 @@ def load_model(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
+    settings: ExpertSettings,
+    num_threads: int,
     progress: Progress,
     exact_batches: bool = True,
 ) -> LoadedModel:
-    """Read all weights. Each goes straight to its place; only a tensor of another dtype is staged."""
-    total = checkpoint.num_bytes
+    """Read what every forward needs, and the experts that the strategy wants at once.
+
+    Each weight goes straight to its place; only a tensor of another dtype is staged.
+    """
+    prefixes = [family.experts_prefix.format(layer=layer) for layer in config.moe_layers]
+    dense = family.weights(config)
+    dense_bytes = sum(checkpoint.tensors[official].num_bytes for parts in dense.values() for official, _ in parts)
+    stored_expert = sum(entry.num_bytes for entry in checkpoint.expert(prefixes[0], 0)) if prefixes else 0
+    total = dense_bytes + stored_expert * settings.num_slots * settings.retention.preload
     read = 0
 
     def advance(num_bytes: int) -> None:
@@ -55,25 +80,29 @@ def load_model(
         progress(num_bytes, total)
 
     reader = TensorReader()
+    memory: ExpertMemory | None = None
     try:
         weights = {
             name: _load_weight(name, parts, checkpoint, reader, dtype, device, advance)
-            for name, parts in family.weights(config).items()
+            for name, parts in dense.items()
         }
-        experts = ResidentExperts(config, dtype, device)
-        for layer in config.moe_layers:
-            experts.load(layer, family.experts_prefix.format(layer=layer), checkpoint, reader, advance)
-    except (RuntimeError, MemoryError) as error:
+        memory, fallbacks = build_expert_memory(checkpoint, prefixes, config, dtype, device, settings)
+        memory.preload(advance)
+    except (RuntimeError, MemoryError, OSError, RelumeError) as error:
+        if memory is not None:
+            memory.close()
         if not is_out_of_memory(error):
             raise
         raise RelumeError(
             f"{checkpoint.folder}: its {total / 2**30:.1f} GiB of weights do not fit in memory as "
-            f"{str(dtype).removeprefix('torch.')} ({error})"
+            f"{str(dtype).removeprefix('torch.')} ({error}): give the experts less with --expert-memory"
         ) from None
     finally:
         reader.close()
-    executor = ExpertExecutor(experts, config.router.num_experts)
-    return LoadedModel(Transformer(config, weights, executor, exact_batches), experts.num_bytes, read)
+    workers = Workers(num_threads if device.type == "cpu" else 1)
+    executor = ExpertExecutor(memory, config.router.num_experts, config.num_dense_layers, workers)
+    transformer = Transformer(config, weights, executor, workers, exact_batches)
+    return LoadedModel(transformer, memory, workers, read, tuple(fallbacks))
 
 
 def _load_weight(

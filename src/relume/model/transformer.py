@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from relume.config import ModelConfig
-from relume.core import Routing
-from relume.experts.executor import ExpertExecutor, ExpertUsage
+from relume.experts.executor import ExpertExecutor
 from relume.experts.kernels import swiglu
+from relume.experts.usage import Batch, ExpertUsage
+from relume.machine.workers import Workers, one_thread
+from relume.model.attention import SegmentContext, attention, segment_context
 from relume.model.batch import Segment, make_spans
-from relume.model.layers import attend, block_causal_mask, rms_norm, rotary_table, rotate
-from relume.routing import join, route
-
-
-@dataclass(frozen=True)
-class SegmentContext:
-    """What all layers share for one segment: rotary table and attention mask."""
-
-    segment: Segment
-    rotary: tuple[torch.Tensor, torch.Tensor]
-    mask: torch.Tensor | None
+from relume.model.layers import panel_linear, rms_norm
+from relume.routing import join, route_requests
 
 
 class Transformer:
@@ -33,6 +26,7 @@ class Transformer:
         config: the model's shape.
         weights: by relume's name (see `model.family`), all but the routed experts; the router in float32.
         executor: computes the routed experts of a layer.
+        workers: multiply for float32 on a CPU, where the number of threads must not change a bit.
         exact_batches: keep every request in matrix products of its own; see `EngineConfig`.
     """
 
@@ -41,14 +35,18 @@ class Transformer:
         config: ModelConfig,
         weights: Mapping[str, torch.Tensor],
         executor: ExpertExecutor,
+        workers: Workers,
         exact_batches: bool = True,
     ) -> None:
         self.config = config
         self._weights = weights
-        self._executor = executor
+        self._layers = [layer_weights(weights, layer) for layer in range(config.num_layers)]
+        self.executor = executor
         self.exact_batches = exact_batches
         self.dtype = weights["embeddings"].dtype
         self.device = weights["embeddings"].device
+        self._workers = workers
+        self._bit_exact = self.dtype == torch.float32 and self.device.type == "cpu"
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], usage: ExpertUsage) -> list[torch.Tensor]:
@@ -60,65 +58,50 @@ class Transformer:
         Returns:
             For each segment the logits `[m, vocab]` in float32 of its `logit_rows`.
         """
-        spans = [[self._context(segment) for segment in span] for span in make_spans(segments, self.exact_batches)]
+        with one_thread() if self._bit_exact else nullcontext():
+            return self._forward(segments, usage)
+
+    def _forward(self, segments: Sequence[Segment], usage: ExpertUsage) -> list[torch.Tensor]:
+        spans = [
+            [segment_context(self.config, segment, self.dtype) for segment in span]
+            for span in make_spans(segments, self.exact_batches)
+        ]
         xs = [
             F.embedding(torch.cat([context.segment.token_ids for context in span]), self._weights["embeddings"])
             for span in spans
         ]
+        batch = Batch(
+            [len(x) for x in xs],
+            [segment.num_tokens for segment in segments],
+            [segment.block_length for segment in segments],
+            usage,
+        )
         for layer in range(self.config.num_layers):
-            xs = [x + self.attention(layer, x, span) for x, span in zip(xs, spans, strict=True)]
-            xs = self._feed_forward(layer, xs, spans, usage)
+            xs = [
+                x + attention(self.config, layer, self._layers[layer], x, span, self._linear)
+                for x, span in zip(xs, spans, strict=True)
+            ]
+            xs = self._feed_forward(layer, xs, spans, batch)
         return [
             logits
             for x, span in zip(xs, spans, strict=True)
             for logits in self._logits(x, [context.segment for context in span])
         ]
 
-    def _context(self, segment: Segment) -> SegmentContext:
-        start, num_tokens = segment.cache.length, segment.num_tokens
-        return SegmentContext(
-            segment,
-            rotary_table(self.config, start, num_tokens, self.dtype, self.device),
-            block_causal_mask(start, num_tokens, segment.block_length, self.device),
-        )
-
-    def attention(self, layer: int, x: torch.Tensor, span: Sequence[SegmentContext]) -> torch.Tensor:
-        """Attention output `[tokens, hidden]` of a span's hidden states; writes its K/V."""
-        weight, eps, head_dim = self._weight, self.config.rms_norm_eps, self.config.head_dim
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = F.linear(self._norm(layer, "attention_norm", x), weight(layer, "qkv"))
-        qkv = qkv.view(len(x), -1, head_dim)
-        query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
-        query = rms_norm(query, weight(layer, "query_norm"), eps)
-        key = rms_norm(key, weight(layer, "key_norm"), eps)
-        outputs = []
-        begin = 0
-        for context in span:
-            end = begin + context.segment.num_tokens
-            rows = [part[begin:end].transpose(0, 1) for part in (query, key, value)]
-            keys, values = context.segment.cache.write(layer, rotate(rows[1], context.rotary), rows[2])
-            outputs.append(attend(rotate(rows[0], context.rotary), keys, values, context.mask))
-            begin = end
-        return F.linear(torch.cat(outputs), weight(layer, "attention_out"))
-
-    def route(self, layer: int, normed: torch.Tensor, lengths: Sequence[int]) -> Routing:
-        """Routing of normed hidden states `[tokens, hidden]` whose requests have `lengths` tokens each."""
-        logits = F.linear(normed.float(), self._weight(layer, "router"))
-        bias = self._weights.get(f"layers.{layer}.router_bias")
-        return join([route(rows, bias, self.config.router) for rows in logits.split(list(lengths))])
-
     def _feed_forward(
-        self, layer: int, xs: list[torch.Tensor], spans: Sequence[Sequence[SegmentContext]], usage: ExpertUsage
+        self, layer: int, xs: list[torch.Tensor], spans: Sequence[Sequence[SegmentContext]], batch: Batch
     ) -> list[torch.Tensor]:
         normed = [self._norm(layer, "mlp_norm", x) for x in xs]
         if layer < self.config.num_dense_layers:
             return [x + self._swiglu(layer, "dense", rows) for x, rows in zip(xs, normed, strict=True)]
         routings = [
-            self.route(layer, rows, [context.segment.num_tokens for context in span])
+            route_requests(
+                self._layers[layer], rows, [context.segment.num_tokens for context in span], self.config.router
+            )
             for rows, span in zip(normed, spans, strict=True)
         ]
-        lengths = [len(x) for x in xs]
-        routed = self._executor.forward(layer, torch.cat(normed), join(routings), lengths, usage).split(lengths)
+        lengths = batch.span_lengths
+        routed = self.executor.forward(layer, torch.cat(normed), join(routings), batch).split(lengths)
         if not self.config.shared_size:
             return [x + out for x, out in zip(xs, routed, strict=True)]
         return [
@@ -131,14 +114,21 @@ class Transformer:
         found = []
         for rows, segment in zip(x.split([segment.num_tokens for segment in span]), span, strict=True):
             wanted = rms_norm(rows[segment.logit_rows], self._weights["final_norm"], self.config.rms_norm_eps)
-            found.append(F.linear(wanted, head).float())
+            found.append(self._linear(wanted, head).float())
         return found
 
     def _norm(self, layer: int, name: str, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self._weight(layer, name), self.config.rms_norm_eps)
+        return rms_norm(x, self._layers[layer][name], self.config.rms_norm_eps)
 
     def _swiglu(self, layer: int, name: str, x: torch.Tensor) -> torch.Tensor:
-        return swiglu(x, self._weight(layer, f"{name}_gate_up"), self._weight(layer, f"{name}_down"))
+        weights = self._layers[layer][f"{name}_gate_up"], self._layers[layer][f"{name}_down"]
+        return swiglu(x, *weights, self._linear)
 
-    def _weight(self, layer: int, name: str) -> torch.Tensor:
-        return self._weights[f"layers.{layer}.{name}"]
+    def _linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return panel_linear(x, weight, self._workers) if self._bit_exact else F.linear(x, weight)
+
+
+def layer_weights(weights: Mapping[str, torch.Tensor], layer: int) -> dict[str, torch.Tensor]:
+    """One layer's weights by role."""
+    prefix = f"layers.{layer}."
+    return {name.removeprefix(prefix): weight for name, weight in weights.items() if name.startswith(prefix)}

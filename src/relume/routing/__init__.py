@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from relume.config import RouterConfig
 from relume.core import Routing
@@ -28,6 +29,17 @@ def route(logits: torch.Tensor, bias: torch.Tensor | None, config: RouterConfig)
     elif config.num_groups > 1:
         selection = keep_groups(selection, config.num_groups, config.kept_groups)
     return choose_experts(scores, selection, config)
+
+
+def route_requests(
+    weights: Mapping[str, torch.Tensor], normed: torch.Tensor, lengths: Sequence[int], config: RouterConfig
+) -> Routing:
+    """Routing of normed hidden states `[tokens, hidden]` whose requests have `lengths` tokens each.
+
+    `weights` holds the layer's `router` `[experts, hidden]` float32 and, if it has one, `router_bias`.
+    """
+    logits = F.linear(normed.float(), weights["router"])
+    return join([route(rows, weights.get("router_bias"), config) for rows in logits.split(list(lengths))])
 
 
 def join(routings: Sequence[Routing]) -> Routing:

@@ -54,8 +54,8 @@ class ResidentPool:
         layer = use.layer
         row = self.resident[layer]
         active = use.active
-        hits, misses = (active & row).nonzero()[0], (active & ~row).nonzero()[0]
-        wanted = misses[use.counts[misses] > 0]
+        hits, misses = (active & row).nonzero()[0], (active > row).nonzero()[0]
+        wanted = misses if use.all_vote else misses[use.counts[misses] > 0]
         kept, evicted = self._admit(layer, wanted, retention) if len(wanted) else (wanted, ())
         return Decision(hits, misses, kept, evicted)
 
@@ -63,39 +63,63 @@ class ResidentPool:
         """The expert is not resident after all: reading it failed."""
         self.resident[layer, expert] = False
 
+    def resize(self, slots: Sequence[int] | int, retention: Retention) -> list[tuple[int, int]]:
+        """Another number of slots, of the same kind; returns the (layer, expert) pairs that have to leave."""
+        assert isinstance(slots, int) == self.shared
+        self.slots = [slots] if isinstance(slots, int) else list(slots)
+        evicted = []
+        for first, number in zip(self._firsts, self.slots, strict=True):
+            here, priority = self._group(first, retention)
+            residents = here.nonzero()[0]
+            out = residents[(-priority[residents]).argsort(kind="stable")[number:]]
+            here[out] = False
+            evicted += self._pairs(first, out)
+        return evicted
+
     def fill(self, retention: Retention) -> list[tuple[int, int]]:
         """Fill free slots with the highest-ranking experts; returns what came in, in order of rank."""
         added = []
-        groups = [slice(None)] if self.shared else [slice(i, i + 1) for i in range(self.shape.num_layers)]
-        for group, slots in zip(groups, self.slots, strict=True):
-            priority = np.where(self.resident[group], -np.inf, retention.priority(group))
-            free = slots - int(self.resident[group].sum())
-            best = np.argsort(-priority.ravel(), kind="stable")[:free]
-            for flat in best.tolist():
-                layer, expert = divmod(flat, self.shape.num_experts)
-                added.append((layer + (group.start or 0), expert))
-        for layer, expert in added:
-            self.resident[layer, expert] = True
+        for first, slots in zip(self._firsts, self.slots, strict=True):
+            here, priority = self._group(first, retention)
+            absent = (~here).nonzero()[0]
+            best = absent[(-priority[absent]).argsort(kind="stable")[: slots - (len(here) - len(absent))]]
+            here[best] = True
+            added += self._pairs(first, best)
         return added
+
+    @property
+    def _firsts(self) -> Sequence[int]:
+        """The first layer of each group that shares slots."""
+        return [0] if self.shared else range(self.shape.num_layers)
+
+    def _group(self, first: int, retention: Retention) -> tuple[np.ndarray, np.ndarray]:
+        """Residency (a view) and ranks, flat, of the layers that share slots, the first of which is `first`."""
+        rows = slice(first, self.shape.num_layers if self.shared else first + 1)
+        return self.resident[rows].reshape(-1), retention.priority(rows).reshape(-1)
+
+    def _pairs(self, first: int, flat: np.ndarray) -> list[tuple[int, int]]:
+        """(layer, expert) of indices into the layers from `first` on."""
+        num_experts = self.shape.num_experts
+        return [(first + index // num_experts, index % num_experts) for index in flat.tolist()]
 
     def _admit(
         self, layer: int, wanted: np.ndarray, retention: Retention
     ) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
-        group = slice(None) if self.shared else slice(layer, layer + 1)
         first = 0 if self.shared else layer
-        slots = self.slots[0 if self.shared else layer]
-        residents = self.resident[group].ravel().nonzero()[0]
-        excess = len(residents) + len(wanted) - slots
-        kept, evicted = wanted, tuple[tuple[int, int], ...]()
-        if excess > 0:
-            num_experts = self.shape.num_experts
-            candidates = np.concatenate((residents, (layer - first) * num_experts + wanted))
-            order = np.argsort(-retention.priority(group).ravel()[candidates], kind="stable")
-            losers = np.sort(order[len(order) - excess :])
-            out = candidates[losers[losers < len(residents)]]
-            kept = np.delete(wanted, losers[losers >= len(residents)] - len(residents))
-            evicted = tuple((int(i) // num_experts + first, int(i) % num_experts) for i in out)
-        for loser_layer, expert in evicted:
-            self.resident[loser_layer, expert] = False
-        self.resident[layer, kept] = True
-        return kept, evicted
+        num_experts = self.shape.num_experts
+        here, priority = self._group(first, retention)
+        residents = here.nonzero()[0]
+        newcomers = wanted + (layer - first) * num_experts
+        excess = len(residents) + len(wanted) - self.slots[first]
+        if excess <= 0:
+            here[newcomers] = True
+            return wanted, ()
+        candidates = np.concatenate((residents, newcomers))
+        ranks = priority[candidates]
+        lowest = np.partition(ranks, excess - 1)[excess - 1]  # several times quicker than sorting a shared pool
+        stays = ranks > lowest
+        ties = (ranks == lowest).nonzero()[0]
+        stays[ties[: len(candidates) - excess - np.count_nonzero(stays)]] = True
+        here[candidates] = stays
+        evicted = tuple(self._pairs(first, residents[~stays[: len(residents)]]))
+        return wanted[stays[len(residents) :]], evicted

@@ -37,15 +37,20 @@ class LayerUse:
     num_experts: int
 
     @cached_property
+    def all_vote(self) -> bool:
+        """Whether every token votes, so that `active` is where `counts` is positive."""
+        return bool(self.votes.all())
+
+    @cached_property
     def counts(self) -> np.ndarray:
         """`[E]` int64: voting tokens that use each expert."""
-        chosen = self.expert_ids if self.votes.all() else self.expert_ids[self.votes]
+        chosen = self.expert_ids if self.all_vote else self.expert_ids[self.votes]
         return np.bincount(chosen.ravel(), minlength=self.num_experts)
 
     @cached_property
     def active(self) -> np.ndarray:
         """`[E]` bool: experts that any token uses."""
-        if self.votes.all():
+        if self.all_vote:
             return self.counts > 0
         return np.bincount(self.expert_ids.ravel(), minlength=self.num_experts) > 0
 

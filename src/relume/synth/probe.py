@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from relume.config import ModelConfig
 from relume.core import Routing
-from relume.experts.executor import ExpertExecutor
 from relume.experts.kernels import combine, swiglu
-from relume.experts.store import ResidentExperts
+from relume.model.attention import attention, segment_context
 from relume.model.batch import Segment
 from relume.model.kv_cache import KVCache
-from relume.model.layers import block_causal_mask, rms_norm, rotary_table
-from relume.model.transformer import SegmentContext, Transformer
+from relume.model.layers import rms_norm
+from relume.routing import route_requests
 from relume.synth.canvases import Canvas
 
 _CPU = torch.device("cpu")
@@ -31,8 +31,7 @@ class Probe:
     """
 
     def __init__(self, config: ModelConfig, canvases: Sequence[Canvas], dtype: torch.dtype) -> None:
-        # One MoE layer whose experts come from elsewhere: declared dense, so that none is allocated.
-        self._config = dataclasses.replace(config, num_layers=1, num_dense_layers=1)
+        self._config = dataclasses.replace(config, num_layers=1)  # whose experts come from elsewhere
         self._canvases = canvases
         self._lengths = [
             length
@@ -63,7 +62,6 @@ class Probe:
 
     def attention(self, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Attention output of all rows; `weights` by role, as in `model.family`."""
-        model = self._transformer(weights)
         outputs = []
         begin = 0
         block = self._config.block_length
@@ -72,15 +70,11 @@ class Probe:
             cache = KVCache(self._config, prompt + block, self.x.dtype, _CPU)
             for length in (prompt, *[block] * len(canvas.blocks)):
                 segment = Segment(torch.empty(length, dtype=torch.int64), cache, torch.empty(0), block)
-                start = cache.length
-                context = SegmentContext(
-                    segment,
-                    rotary_table(self._config, start, length, self.x.dtype, _CPU),
-                    block_causal_mask(start, length, block, _CPU),
-                )
-                outputs.append(model.attention(0, self.x[begin : begin + length], [context]))
+                context = segment_context(self._config, segment, self.x.dtype)
+                rows = self.x[begin : begin + length]
+                outputs.append(attention(self._config, 0, weights, rows, [context], F.linear))
                 begin += length
-                if not start:
+                if not cache.length:
                     cache.commit(prompt)
         return torch.cat(outputs)
 
@@ -91,7 +85,10 @@ class Probe:
         weights = {"router": router.float()}
         if bias is not None:
             weights["router_bias"] = bias.float()
-        return self._transformer(weights, free).route(0, normed, self._lengths)
+        config = self._config.router
+        return route_requests(
+            weights, normed, self._lengths, dataclasses.replace(config, capacity=0) if free else config
+        )
 
     def snapshots(self, expert_ids: torch.Tensor) -> list[torch.Tensor]:
         """Expert ids `[tokens, k]` of all rows as `[snapshots, block_length, k]` of each canvas."""
@@ -102,15 +99,6 @@ class Probe:
             found.append(expert_ids[begin : begin + rows].view(*canvas.blocks.shape, -1))
             begin += rows
         return found
-
-    def _transformer(self, weights: Mapping[str, torch.Tensor], free: bool = False) -> Transformer:
-        config = self._config
-        if free:
-            config = dataclasses.replace(config, router=dataclasses.replace(config.router, capacity=0))
-        own = {f"layers.0.{role}": weight for role, weight in weights.items()}
-        own["embeddings"] = self.x[:1]
-        experts = ResidentExperts(config, self.x.dtype, _CPU)
-        return Transformer(config, own, ExpertExecutor(experts, config.router.num_experts))
 
 
 class RoutedOutput:

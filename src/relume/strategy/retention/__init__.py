@@ -1,1 +1,33 @@
-"""Retention policies."""
+"""Retention policies. A new one is a file here and a line in `RETENTIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from relume.core import Registry
+from relume.strategy.retention.base import Retention
+from relume.strategy.retention.belady import Belady
+from relume.strategy.retention.context import RetentionContext
+from relume.strategy.retention.counts import Counts
+from relume.strategy.retention.full import Full
+from relume.strategy.retention.least_stale import LeastStale
+from relume.strategy.retention.lfru import Lfru
+from relume.strategy.retention.lfu import Lfu
+from relume.strategy.retention.lru import Lru
+from relume.strategy.retention.static import Static
+
+RetentionFactory = Callable[[RetentionContext], Retention]
+
+RETENTIONS: Registry[RetentionFactory] = Registry(
+    "retention policy",
+    {
+        "full": Full,
+        "lru": Lru,
+        "lfu": Lfu,
+        "lfru": Lfru,
+        "least-stale": LeastStale,
+        "static": Static,
+        "counts": Counts,
+        "belady": Belady,
+    },
+)

@@ -1,0 +1,116 @@
+"""Open files by path, and reading byte ranges of them from several threads.
+
+A read names the file and the byte where it failed, so that a user of 30 shards knows which one to fetch again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from relume.core import RelumeError
+
+#: Offsets, lengths and addresses of direct reads are multiples of this.
+PAGE = 4096
+
+
+class AlignedBuffer:
+    """Page-aligned memory for direct reads; its bytes as a numpy array."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._map = mmap.mmap(-1, max(PAGE, num_bytes))
+        self.bytes = np.frombuffer(self._map, dtype=np.uint8)
+
+
+class Files:
+    """Descriptors of the files that are read, one each; safe to use from several threads.
+
+    Args:
+        direct: bypass the page cache.
+    """
+
+    def __init__(self, direct: bool = False) -> None:
+        self.direct = direct
+        self._opened: dict[Path, tuple[int, tuple[int, int, int]]] = {}
+        self._lock = threading.Lock()
+
+    def fill(self, path: Path, offset: int, buffer: memoryview, what: str) -> None:
+        """Read `len(buffer)` bytes from `offset` on. `what` they are is named in errors.
+
+        Raises:
+            RelumeError: the file ends early, cannot be read, or was changed since it was opened.
+        """
+        self._read(path, offset, buffer, len(buffer), what)
+
+    def fill_direct(self, path: Path, offset: int, num_bytes: int, buffer: AlignedBuffer, what: str) -> np.ndarray:
+        """Read through `buffer`, which must hold the range widened to pages; returns the bytes asked for.
+
+        Raises:
+            RelumeError: as `fill`.
+        """
+        start = offset - offset % PAGE
+        wide = -(-(offset + num_bytes - start) // PAGE) * PAGE
+        self._read(path, start, buffer.bytes[:wide].data, offset + num_bytes - start, what)
+        return buffer.bytes[offset - start : offset - start + num_bytes]
+
+    def close(self) -> None:
+        """Close all files; they are opened again when needed."""
+        with self._lock:
+            for descriptor, _ in self._opened.values():
+                os.close(descriptor)
+            self._opened.clear()
+
+    def _read(self, path: Path, offset: int, buffer: memoryview, needed: int, what: str) -> None:
+        """Fill at least `needed` bytes of `buffer`; direct reads may end in the middle of the last page."""
+        descriptor = self._open(path)
+        done = 0
+        while done < needed:
+            try:
+                count = os.preadv(descriptor, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise RelumeError(
+                    f"{path}: reading {what} at byte {offset + done} failed ({error.strerror}); if it stays so, "
+                    "fetch this file again"
+                ) from None
+            if count == 0:
+                raise RelumeError(
+                    f"{path}: truncated: {what} ends early, at byte {offset + done} of the needed "
+                    f"{offset + needed}; fetch this file again"
+                )
+            done += count
+            if self.direct and done < needed and done % PAGE:
+                done -= done % PAGE  # the next direct read must begin at a page
+        if _signature(descriptor) != self._opened[path][1]:
+            raise RelumeError(f"{path}: changed while it was in use; load the model again")
+
+    def _open(self, path: Path) -> int:
+        with self._lock:
+            if path not in self._opened:
+                try:
+                    descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
+                except OSError as error:
+                    raise RelumeError(f"{path}: cannot be opened ({error.strerror})") from None
+                self._opened[path] = descriptor, _signature(descriptor)
+            return self._opened[path][0]
+
+
+def direct_read_problem(path: Path) -> str | None:
+    """Why the file cannot be read past the page cache; `None` if it can."""
+    files = Files(direct=True)
+    try:
+        files.fill_direct(path, 0, min(PAGE, path.stat().st_size), AlignedBuffer(PAGE), "the first page")
+    except (OSError, RelumeError, AttributeError) as error:  # AttributeError: no O_DIRECT on this system
+        return str(error)
+    finally:
+        files.close()
+    return None
+
+
+def _signature(descriptor: int) -> tuple[int, int, int]:
+    """What changes when a file is written to."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns, status.st_ino

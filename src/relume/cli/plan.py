@@ -1,0 +1,96 @@
+"""`relume plan`: how a model's memory would be split and how fast it would run, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from relume.cli.loading import LoadOptions, loading_options
+from relume.cli.options import Model
+
+
+@loading_options
+def plan(
+    model: Model,
+    loading: LoadOptions,
+    batch: Annotated[int, typer.Option(min=1, help="Requests that decode together.")] = 1,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Show where every byte of a model would go and how fast it would run. Fetches no weights."""
+    document = describe(model, loading, batch)
+    if json_output:
+        typer.echo(json.dumps(document))
+    else:
+        _print_table(document)
+
+
+def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
+    """Everything that the command prints."""
+    from relume.checkpoint.folder import Checkpoint, read_configs, stored_dtype
+    from relume.checkpoint.hub import resolve_model
+    from relume.engine.predict import predict
+    from relume.engine.provision import provision
+    from relume.machine.profile import load_profile
+    from relume.model.families import read_config
+    from relume.model.loading import compute_dtype
+    from relume.model.sizes import model_sizes
+
+    folder = resolve_model(model, loading.revision, loading.offline, weights=False)
+    checkpoint = Checkpoint(folder, *read_configs(folder), tensors={})
+    family, config = read_config(folder, checkpoint.config, checkpoint.generation_config)
+    sizes = model_sizes(family, config)
+    stored = stored_dtype(checkpoint.config, {})
+    found = provision(config, sizes, loading.engine(batch), compute_dtype(checkpoint, loading.dtype), stored)
+    work, planned = found.planner.work, found.plan
+    prediction = predict(config, sizes, work, planned, load_profile())
+    return {
+        "bytes": dict(planned.bytes),
+        "host_bytes": dict(planned.host_bytes),
+        "total_bytes": planned.total_bytes,
+        "memory_limit_bytes": found.memory.limit_bytes,
+        "memory_limit_source": found.memory.source,
+        "smallest_memory_bytes": found.planner.smallest_memory(),
+        "strategy": found.strategy,
+        "slots_per_layer": list(planned.slots_per_layer),
+        "experts_per_layer": config.router.num_experts,
+        "resident_share": planned.resident_share,
+        "expert_memory_bytes": planned.expert_memory_bytes,
+        "bytes_per_expert": sizes.per_expert * work.stored_itemsize,
+        "bytes_outside_experts": sizes.outside_experts * work.stored_itemsize,
+        "context": work.context,
+        "batch": work.batch,
+        "tpot_ms": prediction.tpot_ms,
+        "kind": "simulated",
+        "reasons": list(prediction.reasons),
+    }
+
+
+def _print_table(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from relume.cli.terminal import human_bytes
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for part, count in document["bytes"].items():
+        table.add_row(f"  {part.replace('_', ' ')}", human_bytes(count))
+    table.add_row("in all", human_bytes(document["total_bytes"]))
+    for part, count in document["host_bytes"].items():
+        table.add_row(f"  in RAM: {part.replace('_', ' ')}", human_bytes(count))
+    table.add_row("memory limit", human_bytes(document["memory_limit_bytes"]))
+    table.add_row("outside routed experts", human_bytes(document["bytes_outside_experts"]))
+    table.add_row("an expert", human_bytes(document["bytes_per_expert"]))
+    fewest, most = min(document["slots_per_layer"]), max(document["slots_per_layer"])
+    slots = str(most) if fewest == most else f"{fewest} to {most}"
+    table.add_row("resident experts a layer", f"{slots} of {document['experts_per_layer']}")
+    tpot = document["tpot_ms"]
+    table.add_row("predicted time of a token", "unknown" if tpot is None else f"{tpot:.0f} ms")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"Memory limit: {document['memory_limit_source']}.")
+    for reason in document["reasons"]:
+        console.print(reason)

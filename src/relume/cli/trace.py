@@ -1,0 +1,106 @@
+"""`relume trace`: what a trace shows, one without a model, and what a trace teaches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from relume.cli.terminal import item_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from relume.core import Progress
+    from relume.trace.record import ForwardRecord
+
+trace = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Record what every forward does, look at it, and learn from it.",
+)
+
+TraceFile = Annotated[Path, typer.Argument(help="A trace file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON document.")]
+
+
+@trace.command("info")
+def info(path: TraceFile, json_output: AsJson = False) -> None:
+    """Show how many experts a trace's forwards use, how alike iterations are, and what was hit."""
+    from relume.cli.trace_tables import describe, print_table
+    from relume.trace.file import TraceReader
+    from relume.trace.info import summarise
+
+    reader = TraceReader(path)
+    with item_progress("reading") as progress:
+        summary = summarise(_counted(reader, reader.num_forwards, progress), reader.metadata.shape)
+    document = describe(path, reader.metadata, summary)
+    print_table(document)
+    if json_output:
+        typer.echo(json.dumps(document))
+
+
+@trace.command("synth")
+def synth(
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    requests: Annotated[int, typer.Option(min=1, help="Requests, one after the other.")] = 4,
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks that each of them decodes.")] = 6,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="The longest prompt.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
+    json_output: AsJson = False,
+) -> None:
+    """Write a trace that behaves like LLaDA2.0-mini's as published, without a model."""
+    import numpy as np
+
+    from relume.cli.trace_tables import describe, print_targets
+    from relume.trace.calibrated import TARGETS, CalibratedConfig, synthesise_trace
+    from relume.trace.file import TraceReader, TraceWriter
+    from relume.trace.info import summarise
+
+    config = CalibratedConfig(num_requests=requests, blocks=blocks, prompt_tokens=prompt_tokens)
+    with item_progress("requests") as progress, TraceWriter(out, config.metadata()) as writer:
+        done = 0
+        for record in synthesise_trace(config, np.random.default_rng(seed)):
+            writer.write(record)
+            begun = record.spans[0].request
+            progress(begun - done, requests)
+            done = begun
+    summary = summarise(TraceReader(out), config.shape)
+    print_targets(summary.to_dict())
+    if json_output:
+        targets = {
+            name: {"low": low, "high": high, "source": source} for name, (low, high, source) in TARGETS.items()
+        }
+        typer.echo(json.dumps(describe(out, config.metadata(), summary) | {"seed": seed, "targets": targets}))
+
+
+@trace.command("profile")
+def profile(
+    path: TraceFile,
+    out: Annotated[Path, typer.Argument(help="The file to write, .npz.")],
+    json_output: AsJson = False,
+) -> None:
+    """Write down which experts a trace's model prefers, for strategies that want to know."""
+    from relume.trace.file import TraceReader
+    from relume.trace.profile import Profile
+
+    reader = TraceReader(path)
+    with item_progress("reading") as progress:
+        made = Profile.from_records(_counted(reader, reader.num_forwards, progress), reader.metadata.shape)
+    made.save(out)
+    mean = float(made.mean_active.mean())
+    typer.echo(f"{out}: {reader.num_forwards} forwards, {mean:.1f} experts of a layer active in an iteration")
+    if json_output:
+        typer.echo(
+            json.dumps(
+                {"path": str(out), "forwards": reader.num_forwards, "mean_active": made.mean_active.tolist()}
+            )
+        )
+
+
+def _counted(records: Iterable[ForwardRecord], total: int, progress: Progress) -> Iterator[ForwardRecord]:
+    for record in records:
+        yield record
+        progress(1, total)

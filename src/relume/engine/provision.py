@@ -1,0 +1,164 @@
+"""From an engine's configuration to a memory plan and to how the experts are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from relume.config import PREFILL_TOKENS, EngineConfig, ModelConfig, require
+from relume.core import RelumeError
+from relume.engine.footprint import DEFAULT_CONTEXT, Workload
+from relume.engine.memory_plan import MemoryPlan
+from relume.engine.planner import TRANSIT_SLOTS, Planner
+from relume.experts.build import ExpertSettings, expert_shape
+from relume.machine.limits import find_gpus, find_memory
+from relume.model.sizes import ModelSizes
+from relume.strategy.budget import ExpertMemory, explicit, parse_size, shared_pool_warning
+from relume.strategy.retention import RETENTIONS
+from relume.strategy.retention.context import RetentionContext
+from relume.trace.profile import Profile
+
+#: What `auto` takes when not all experts fit.
+DEFAULT_STRATEGY = "counts"
+#: K/V of the default context take at most this share of the memory.
+LARGEST_KV_SHARE = 0.125
+LEAST_CONTEXT = 1024
+
+
+@dataclass(frozen=True)
+class MemoryFound:
+    """What a plan has to fit in.
+
+    Attributes:
+        limit_bytes: of the memory beside the compute.
+        host_bytes: of RAM beside a GPU, else `None`.
+        source: where the limit is from.
+    """
+
+    limit_bytes: int
+    host_bytes: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Provision:
+    """What an engine gets.
+
+    Attributes:
+        memory: what there is.
+        planner: of this model and this configuration.
+        plan: of its memory.
+        strategy: its name.
+        settings: of its experts.
+        warnings: one line each.
+    """
+
+    memory: MemoryFound
+    planner: Planner
+    plan: MemoryPlan
+    strategy: str
+    settings: ExpertSettings
+    warnings: tuple[str, ...]
+
+
+def find_memory_for(device: str, asked: str | None) -> MemoryFound:
+    """The memory to plan with: what was asked for, else what this process may use.
+
+    Raises:
+        RelumeError: no size, or a device that is not here and whose memory was not named.
+    """
+    limit = None if asked is None else parse_size(asked)
+    memory = find_memory()
+    if device == "cpu":
+        if limit is None:
+            source = f"what is free for this process; the limit is {memory.source}"
+            return MemoryFound(memory.usable_bytes, None, source)
+        more = " (more than this process may use here)" if limit > memory.usable_bytes else ""
+        return MemoryFound(limit, None, f"--memory{more}")
+    if limit is not None:
+        return MemoryFound(limit, memory.usable_bytes, "--memory")
+    gpus, index = find_gpus(), device.partition(":")[2] or "0"
+    if not index.isdecimal() or int(index) >= len(gpus):
+        raise RelumeError(f"device {device!r} is not here: plan for it by naming its memory, as --memory 24GiB")
+    gpu = gpus[int(index)]
+    return MemoryFound(gpu.free_bytes, memory.usable_bytes, f"free on {gpu.name}")
+
+
+def make_planner(
+    config: ModelConfig,
+    sizes: ModelSizes,
+    engine: EngineConfig,
+    compute_dtype: torch.dtype,
+    stored_dtype: torch.dtype,
+    limit_bytes: int,
+) -> Planner:
+    """A planner of what this engine will run."""
+    work = Workload(
+        compute_itemsize=compute_dtype.itemsize,
+        stored_itemsize=stored_dtype.itemsize,
+        context=engine.context or _default_context(config, engine.max_batch, compute_dtype.itemsize, limit_bytes),
+        batch=engine.max_batch,
+        prefill_tokens=(engine.prefill_blocks or 0) * config.block_length or PREFILL_TOKENS,
+        on_gpu=engine.device != "cpu",
+    )
+    return Planner(config, sizes, work)
+
+
+def provision(
+    config: ModelConfig,
+    sizes: ModelSizes,
+    engine: EngineConfig,
+    compute_dtype: torch.dtype,
+    stored_dtype: torch.dtype,
+) -> Provision:
+    """Plan an engine.
+
+    Raises:
+        RelumeError: too little memory, naming the least; an unknown strategy; one that lacks a profile.
+    """
+    memory = find_memory_for(engine.device, engine.memory)
+    planner = make_planner(config, sizes, engine, compute_dtype, stored_dtype, memory.limit_bytes)
+    shape = expert_shape(config)
+    asked = ExpertMemory.parse(engine.expert_memory)
+    if engine.strategy == "full":
+        require(
+            asked in {ExpertMemory(), ExpertMemory(share=1.0), ExpertMemory(slots=shape.num_experts)},
+            f"the strategy full holds every expert, expert memory {engine.expert_memory} does not: choose another",
+        )
+        asked = ExpertMemory(share=1.0)
+    layer_slots = None if engine.layer_slots is None else explicit(engine.layer_slots, shape)
+    if layer_slots is not None:
+        require(asked.is_auto, "give the expert memory or the slots of each layer, not both")
+        require(not engine.shared_pool, "a pool that all layers share has no slots of one layer")
+        asked = ExpertMemory(num_bytes=sum(layer_slots) * planner.slot_bytes)
+    plan = planner.make_plan(memory.limit_bytes, asked, memory.host_bytes)
+    slots = tuple(layer_slots or plan.slots_per_layer)
+    complete = sum(slots) == shape.num_layers * shape.num_experts
+    strategy = engine.strategy
+    if strategy == "auto":
+        strategy = "full" if complete else DEFAULT_STRATEGY
+    profile = None if engine.profile is None else Profile.load(Path(engine.profile), shape)
+    popularity = None if profile is None else profile.popularity
+    retention = RETENTIONS[strategy](RetentionContext(shape, sum(slots), popularity))
+    warnings = []
+    if engine.shared_pool and profile is not None:
+        warning = shared_pool_warning(sum(slots), profile.mean_active)
+        warnings += [warning] if warning else []
+    settings = ExpertSettings(
+        slots=sum(slots) if engine.shared_pool else slots,
+        retention=retention,
+        num_transit=TRANSIT_SLOTS,
+        num_readers=planner.work.reader_threads,
+        direct=engine.reads == "direct" or (engine.reads == "auto" and not complete),
+    )
+    return Provision(memory, planner, plan, strategy, settings, tuple(warnings))
+
+
+def _default_context(config: ModelConfig, batch: int, itemsize: int, limit_bytes: int) -> int:
+    context = min(DEFAULT_CONTEXT, config.max_context)
+    position = config.kv_values_per_token * itemsize * batch
+    while context > LEAST_CONTEXT and context * position > LARGEST_KV_SHARE * limit_bytes:
+        context = max(LEAST_CONTEXT, context // 2)
+    return context

@@ -1,0 +1,1 @@
+"""Recorded traces replayed through the strategies that drive the live engine."""

@@ -1,0 +1,47 @@
+"""What can be read off one record."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from relume.core import Phase
+from relume.strategy.use import LayerUse, last_block_votes
+from relume.trace.record import ForwardRecord
+
+
+def phase_of(record: ForwardRecord) -> Phase:
+    """Prefill if any of the forward's requests was prefilled, else denoise if any was, else commit."""
+    phases = {span.phase for span in record.spans}
+    return next(phase for phase in (Phase.PREFILL, Phase.DENOISE, Phase.COMMIT) if phase in phases)
+
+
+def span_slices(record: ForwardRecord) -> list[slice]:
+    """Where each span's tokens are in the record's arrays."""
+    ends = np.cumsum([len(span.token_ids) for span in record.spans]).tolist()
+    return [slice(end - len(span.token_ids), end) for span, end in zip(record.spans, ends, strict=True)]
+
+
+def votes_of(record: ForwardRecord) -> np.ndarray:
+    """`[tokens]` bool: which tokens say what is worth keeping; of a prefill only the last block's."""
+    lengths = [len(span.token_ids) for span in record.spans]
+    return last_block_votes(lengths, [span.block_length for span in record.spans])
+
+
+def layer_uses(record: ForwardRecord, num_experts: int, votes: np.ndarray | None = None) -> list[LayerUse]:
+    """What strategies see of each layer, in the order in which a live engine shows it.
+
+    Args:
+        record: of one forward.
+        num_experts: of a layer.
+        votes: `[tokens]` bool instead of `votes_of(record)`.
+    """
+    votes = votes_of(record) if votes is None else votes
+    pairs = zip(record.expert_ids, record.weights, strict=True)
+    return [LayerUse(layer, ids, weights, votes, num_experts) for layer, (ids, weights) in enumerate(pairs)]
+
+
+def expert_counts(expert_ids: np.ndarray, num_experts: int) -> np.ndarray:
+    """`[layers, E]` int64: tokens that use each expert, from `[layers, tokens, k]`."""
+    layers = len(expert_ids)
+    offsets = num_experts * np.arange(layers)[:, None, None]
+    return np.bincount((expert_ids + offsets).ravel(), minlength=layers * num_experts).reshape(layers, num_experts)
