@@ -16,7 +16,7 @@ QUESTIONS = {
 
 def run(*arguments: str) -> None:
     """Show a command and run it; end with its exit code if it fails."""
-    print("\n$ relume " + " ".join(f'"{a}"' if " " in a else a for a in arguments), flush=True)  # noqa: T201
+    print("\n$ relume " + " ".join(f'"{a}"' if " " in a else a for a in arguments), flush=True)
     relume = Path(sys.executable).parent / "relume"
     done = subprocess.run([str(relume), *arguments], check=False)
     if done.returncode:

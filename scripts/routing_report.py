@@ -143,7 +143,7 @@ def main() -> None:
     report = measure(Engine.load(arguments.model), arguments.num_prompts, arguments.threshold)
     Path(f"{arguments.out}.json").write_text(json.dumps(report, indent=1) + "\n")
     plot(report, Path(f"{arguments.out}.png"))
-    print(json.dumps({k: v for k, v in report.items() if "by_layer" not in k}, indent=1))  # noqa: T201
+    print(json.dumps({k: v for k, v in report.items() if "by_layer" not in k}, indent=1))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "relume"
 LEVELS = [
     {"cli"},
     {"serve", "figures", "evaluate"},
-    {"train", "replicate", "simulate", "synth"},
+    {"train", "replicate", "simulate", "synth", "pack"},
     {"engine"},
     {"decoding", "model"},
     {"experts"},

@@ -19,6 +19,7 @@ from relume.machine import bandwidth, profile
 from relume.machine.cgroup import memory_groups
 from relume.machine.figures import KernelTimes, MachineProfile, Measurement
 from relume.machine.limits import count_numa_nodes, find_limits, find_memory
+from relume.machine.threads import effective_cores
 from terminal import RELUME
 
 MIB, GIB = 2**20, 2**30
@@ -245,6 +246,7 @@ def a_profile(identity: str = "this") -> MachineProfile:
         disk_direct=figure(None, "MB/s"),
         disk_buffered=figure(900.0, "MB/s"),
         host_to_device=figure(None, "GB/s"),
+        compute_threads=figure(2.0, "threads"),
         expert_kernel=kernel_times(float32={1: 2.0, 2: 3.0, 8: 9.0}, bfloat16={1: 1.0, 32: 2.0}),
     )
 
@@ -363,13 +365,25 @@ def test_everything_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         asked.append(arguments)
         return lambda: None
 
-    found = profile.measure_profile(kernel, tmp_path, 64, 32, lambda *step: steps.append(step))
+    def layer_seconds(num_threads: int) -> float:
+        return 1.0 / num_threads
+
+    found = profile.measure_profile(kernel, layer_seconds, tmp_path, 64, 32, lambda *step: steps.append(step))
+    assert found.compute_threads.value == effective_cores()
     assert found.memory_read.value == 12.35
     assert found.read_bytes == 3 * 64 * 32 * 2
     assert asked[1:] == [(64, 32, n, dtype) for dtype in ("float32", "bfloat16") for n in (1, 2, 4, 8, 16, 32)]
-    assert steps == [(1, 17)] * 17
+    assert steps == [(1, 18)] * 18
     assert MachineProfile.from_json(json.loads(json.dumps(asdict(found)))) == found
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "best"),
+    [({1: 8, 2: 4, 4: 2, 6: 1}, 6), ({1: 1, 2: 2, 4: 4, 6: 9}, 1), ({1: 8, 2: 4, 4: 3.9, 6: 3.85}, 2)],
+)
+def test_the_number_of_threads_is_chosen_by_measurement(seconds: dict[int, float], best: int) -> None:
+    assert profile.best_num_threads(seconds.__getitem__, 6) == best
 
 
 def test_the_command_measures_once_and_then_shows(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_no_tensor_is_held_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(arena, "allocate_bytes", count_bytes)
     with Engine.load(folder, dtype="float32") as engine:
         assert sum(asked) == open_checkpoint(folder).num_bytes
-        source = engine._model.experts.loader._source
+        source = engine._model.experts.loader.source
         assert isinstance(source, CheckpointExperts)
         assert source.staging_bytes <= 24 * 32 * 4 + 2 * 4096
 

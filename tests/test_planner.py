@@ -23,7 +23,7 @@ from relume.engine.memory_plan import mebibytes
 from relume.engine.planner import Planner
 from relume.engine.predict import active_experts, hit_rate, predict
 from relume.machine.figures import KernelTimes, MachineProfile, Measurement
-from relume.machine.profile import machine_identity
+from relume.machine.profile import VERSION, machine_identity
 from relume.model.families import FAMILIES
 from relume.model.sizes import model_sizes
 from relume.strategy.budget import ExpertMemory
@@ -195,8 +195,14 @@ def test_beside_a_gpu_there_is_ram() -> None:
     assert "staging" not in plan.bytes and plan.host_bytes["staging"] > 4 * 6 * MIB
     with pytest.raises(RelumeError, match="beside the GPU"):
         owner.make_plan(16 * GIB, host_limit_bytes=4 * GIB)
-    with pytest.raises(RelumeError, match="a host tier is for a GPU"):
-        replace(planner(), host_tier_bytes=1)
+
+
+def test_experts_held_in_ram_beside_the_arena_are_counted() -> None:
+    owner = replace(planner(), host_tier_bytes=GIB)
+    plan, without = owner.make_plan(16 * GIB), planner().make_plan(16 * GIB)
+    held = GIB // (6 * MIB)
+    assert plan.bytes["host_experts"] == held * 6 * MIB and plan.host_experts == held
+    assert sum(plan.slots_per_layer) <= sum(without.slots_per_layer) - held
 
 
 def test_what_cannot_be_planned() -> None:
@@ -216,7 +222,7 @@ def a_profile(disk: float = 1000.0) -> MachineProfile:
     times = {dtype: {n: figure(ms) for n, ms in ((1, 1.0), (32, 2.0))} for dtype in ("float32", "bfloat16")}
     kernel = KernelTimes(2048, 512, figure(0.01), times)
     return MachineProfile(
-        "a computer", "/", 6 * MIB, figure(20.0), figure(disk), figure(None), figure(None), kernel
+        "a computer", "/", 6 * MIB, figure(20.0), figure(disk), figure(None), figure(None), figure(2.0), kernel
     )
 
 
@@ -351,7 +357,7 @@ def test_the_json_document(mini: Path, tmp_path: Path) -> None:
 
 def test_a_profile_gives_a_time(mini: Path, tmp_path: Path) -> None:
     (tmp_path / "relume").mkdir()
-    kept = {"version": 1, "machines": {machine_identity(): asdict(a_profile())}}
+    kept = {"version": VERSION, "machines": {machine_identity(): asdict(a_profile())}}
     (tmp_path / "relume" / "machine.json").write_text(json.dumps(kept))
     done = run(mini, "--memory", "8GiB", cache=tmp_path)
     assert re.search(r"predicted time of a token +\d+ ms", done.stdout)

@@ -189,14 +189,14 @@ def test_a_shared_pool_smaller_than_a_pass_has_no_lru_hits() -> None:
     assert shared_pool_warning(24, np.full(4, 6.0)) is None
 
 
-def test_a_failed_read_frees_the_slot(small: TraceReader) -> None:
+def test_what_failed_to_load_is_a_miss_again(small: TraceReader) -> None:
     shape = small.metadata.shape
     retention = RETENTIONS["lru"](RetentionContext(shape, 96))
     pool = ResidentPool(shape, [24] * 4)
     use = layer_uses(next(iter(small)), shape.num_experts)[0]
     retention.observe(use)
     kept = pool.decide(use, retention).kept
-    pool.forget(0, int(kept[0]))
+    pool.restore([(0, expert) for expert in kept[1:].tolist()])
     assert pool.decide(use, retention).misses.tolist()[0] == kept[0]
 
 

@@ -15,7 +15,11 @@ JointMode = Literal["quality", "speed"]
 DTypeName = Literal["auto", "float32", "bfloat16"]
 ReadMode = Literal["auto", "direct", "buffered"]
 ShapeName = Literal["llada2-mini", "llada2-flash", "sdar-30b"]
+PackedFormatName = Literal["bf16", "int8", "int4"]
+GroupSize = Literal[32, 64, 128]
 
+#: Inputs that share a scale in `int4` experts, unless told otherwise.
+DEFAULT_GROUP_SIZE = 64
 #: Tokens of a prompt in one forward unless told otherwise.
 PREFILL_TOKENS = 512
 
@@ -303,6 +307,7 @@ class EngineConfig:
         context: positions of each request that are planned for; by default what fits easily.
         reads: experts from disk `direct` (past the page cache), `buffered`, or `auto`: direct unless all of them
             are resident.
+        host_memory: experts that are held in RAM besides, as `expert_memory`: beside a GPU, to spare the disk.
         num_threads: that compute; by default one a core.
     """
 
@@ -319,6 +324,7 @@ class EngineConfig:
     memory: str | None = None
     context: int | None = None
     reads: ReadMode = "auto"
+    host_memory: str | None = None
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -340,6 +346,29 @@ class EngineConfig:
         """Build from keyword values. Raises `RelumeError` that lists the known keys for an unknown one."""
         require_known("engine option", values, cls)
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class PackConfig:
+    """How `relume pack` stores experts.
+
+    Attributes:
+        experts: `bf16`, `int8` or `int4`.
+        group_size: of `int4`: inputs that share a scale, by default `DEFAULT_GROUP_SIZE`.
+    """
+
+    experts: PackedFormatName = "bf16"
+    group_size: int | None = None
+
+    def __post_init__(self) -> None:
+        require_types(self)
+        require_choice("expert format", self.experts, get_args(PackedFormatName))
+        if self.experts == "int4":
+            if self.group_size is None:
+                object.__setattr__(self, "group_size", DEFAULT_GROUP_SIZE)
+            require_choice("group size", self.group_size, get_args(GroupSize))
+        else:
+            require(self.group_size is None, f"{self.experts} has no groups: leave the group size out")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from relume.core import RelumeError
 #: Offsets, lengths and addresses of direct reads are multiples of this.
 PAGE = 4096
 
+#: Of an open file: what changes when it is written to, or replaced.
+Signature = tuple[int, int, int]
+
 
 class AlignedBuffer:
     """Page-aligned memory for direct reads; its bytes as a numpy array."""
@@ -35,14 +38,22 @@ class Files:
 
     def __init__(self, direct: bool = False) -> None:
         self.direct = direct
-        self._opened: dict[Path, tuple[int, tuple[int, int, int]]] = {}
+        self._opened: dict[Path, tuple[int, Signature]] = {}
         self._lock = threading.Lock()
+
+    def expect(self, path: Path, signature: Signature) -> None:
+        """Open a file now; reads fail unless it still is the one that `signature` was taken of.
+
+        Raises:
+            RelumeError: it cannot be opened.
+        """
+        self._opened[path] = self._open(path), signature
 
     def fill(self, path: Path, offset: int, buffer: memoryview, what: str) -> None:
         """Read `len(buffer)` bytes from `offset` on. `what` they are is named in errors.
 
         Raises:
-            RelumeError: the file ends early, cannot be read, or was changed since it was opened.
+            RelumeError: the file ends early, cannot be read, or was changed since it was opened, or see `expect`.
         """
         self._read(path, offset, buffer, len(buffer), what)
 
@@ -76,15 +87,16 @@ class Files:
                     f"{path}: reading {what} at byte {offset + done} failed ({error.strerror}); if it stays so, "
                     "fetch this file again"
                 ) from None
-            if count == 0:
+            end = done + count
+            if self.direct and end < needed:
+                end -= end % PAGE  # the next direct read must begin at a page
+            if end == done:  # nothing came, or no page of a direct read: trying again would go on for ever
                 raise RelumeError(
-                    f"{path}: truncated: {what} ends early, at byte {offset + done} of the needed "
+                    f"{path}: truncated: {what} ends early, at byte {offset + done + count} of the needed "
                     f"{offset + needed}; fetch this file again"
                 )
-            done += count
-            if self.direct and done < needed and done % PAGE:
-                done -= done % PAGE  # the next direct read must begin at a page
-        if _signature(descriptor) != self._opened[path][1]:
+            done = end
+        if signature_of(descriptor) != self._opened[path][1]:
             raise RelumeError(f"{path}: changed while it was in use; load the model again")
 
     def _open(self, path: Path) -> int:
@@ -94,7 +106,7 @@ class Files:
                     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if self.direct else 0))
                 except OSError as error:
                     raise RelumeError(f"{path}: cannot be opened ({error.strerror})") from None
-                self._opened[path] = descriptor, _signature(descriptor)
+                self._opened[path] = descriptor, signature_of(descriptor)
             return self._opened[path][0]
 
 
@@ -110,7 +122,7 @@ def direct_read_problem(path: Path) -> str | None:
     return None
 
 
-def _signature(descriptor: int) -> tuple[int, int, int]:
-    """What changes when a file is written to."""
+def signature_of(descriptor: int) -> Signature:
+    """Of a file as it is now."""
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns, status.st_ino

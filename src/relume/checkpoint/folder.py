@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 import torch
 
+from relume.checkpoint.json_file import exists, read_json
+from relume.checkpoint.pack import Pack, read_pack
 from relume.checkpoint.tensor_file import DTYPES, TensorEntry, read_header
 from relume.core import RelumeError
 
@@ -22,22 +23,42 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder's configuration and the entries of all tensors, by official name. Nothing is read yet."""
+    """A folder's configuration and the entries of all tensors, by official name. Nothing is read yet.
+
+    The experts of a packed folder are in its `pack` instead of among the tensors.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     tensors: Mapping[str, TensorEntry]
+    pack: Pack | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(entry.num_bytes for entry in self.tensors.values())
+        """Bytes of all tensors and packed experts."""
+        packed = 0 if self.pack is None else self.pack.num_bytes
+        return packed + sum(entry.num_bytes for entry in self.tensors.values())
 
     def expert(self, prefix: str, expert: int) -> tuple[TensorEntry, TensorEntry, TensorEntry]:
-        """Gate [I, H], up [I, H] and down [H, I] of one expert, whether stored one by one or stacked."""
+        """Gate [I, H], up [I, H] and down [H, I] of one expert, whether stored one by one or stacked.
+
+        Raises:
+            RelumeError: the experts are packed.
+        """
+        if self.pack is not None:
+            raise RelumeError(
+                f"{self.folder}: its experts are packed as {self.pack.name}; give what it was packed from, "
+                f"{self.pack.source}"
+            )
         gate, up, down = (self._projection(prefix, expert, projection) for projection in PROJECTIONS)
         return gate, up, down
+
+    def expert_bytes(self, prefix: str) -> int:
+        """Bytes that are read to have one of a layer's experts."""
+        if self.pack is not None:
+            return self.pack.expert_bytes
+        return sum(entry.num_bytes for entry in self.expert(prefix, 0))
 
     def _projection(self, prefix: str, expert: int, projection: str) -> TensorEntry:
         stacked = self.tensors.get(f"{prefix}.{projection}")
@@ -77,7 +98,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise RelumeError(f"{folder}: there is no such folder")
     if not folder.is_dir():
         raise RelumeError(f"{folder}: not a folder; name the folder that holds {CONFIG_FILE}")
-    return Checkpoint(folder, *read_configs(folder), _read_tensors(folder))
+    pack = read_pack(folder)
+    if pack is not None:
+        pack.check_files(folder)
+    return Checkpoint(folder, *read_configs(folder), _read_tensors(folder), pack)
 
 
 def read_configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -87,33 +111,12 @@ def read_configs(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def shard_names(folder: Path) -> list[str]:
-    """File names of the shards, from the index, or the single file."""
+    """File names of the shards, from the index, or the single file, and of packed experts."""
+    pack = read_pack(folder)
+    packed = [] if pack is None else pack.files
     if exists(folder / INDEX_FILE):
-        return sorted(set(_weight_map(folder).values()))
-    return [SINGLE_FILE]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises `RelumeError` that names the file and what is wrong."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RelumeError(f"{path}: missing; a checkpoint folder needs it") from None
-    except OSError as error:
-        raise RelumeError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise RelumeError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise RelumeError(f"{path}: holds a {type(value).__name__}, an object was expected")
-    return value
-
-
-def exists(path: Path) -> bool:
-    """Whether there is something at `path`. Raises `RelumeError` if that may not be known (no permission)."""
-    try:
-        return path.exists()
-    except OSError as error:
-        raise RelumeError(f"{path}: cannot be read ({error.strerror})") from None
+        return [*sorted(set(_weight_map(folder).values())), *packed]
+    return [SINGLE_FILE, *packed]
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from relume.checkpoint.folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, exists, shard_names
+from relume.checkpoint.folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, shard_names
+from relume.checkpoint.json_file import exists
+from relume.checkpoint.pack import PACK_FILE
 from relume.checkpoint.tokenizer import TOKENIZER_FILES
 from relume.core import RelumeError
 
@@ -57,7 +59,7 @@ def _download(hub_id: str, revision: str | None, offline: bool, weights: bool) -
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=names, local_files_only=offline))
 
     try:
-        folder = fetch([CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, *TOKENIZER_FILES])
+        folder = fetch([CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, PACK_FILE, *TOKENIZER_FILES])
         return fetch(shard_names(folder)) if weights else folder
     except GatedRepoError:
         raise RelumeError(

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from relume.checkpoint.files import Files
+from relume.checkpoint.files import Files, Signature, signature_of
 from relume.core import RelumeError
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
@@ -24,13 +24,17 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor in a file. `offset` counts bytes from the start of the file."""
+    """One tensor in a file, which `signature` tells from others and from itself after a change.
+
+    `offset` counts bytes from the start of the file.
+    """
 
     name: str
     path: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
+    signature: Signature
 
     @property
     def num_bytes(self) -> int:
@@ -40,7 +44,7 @@ class TensorEntry:
     def row(self, index: int) -> TensorEntry:
         """The sub-tensor at `index` of the first dimension."""
         offset = self.offset + index * (self.num_bytes // self.shape[0])
-        return TensorEntry(f"{self.name}[{index}]", self.path, self.dtype, self.shape[1:], offset)
+        return replace(self, name=f"{self.name}[{index}]", shape=self.shape[1:], offset=offset)
 
 
 def read_header(path: Path, names: Container[str] | None = None) -> dict[str, TensorEntry]:
@@ -50,8 +54,9 @@ def read_header(path: Path, names: Container[str] | None = None) -> dict[str, Te
         RelumeError: the file is missing, unreadable, no safetensors file, or shorter than its header says.
     """
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
+            signature = signature_of(file.fileno())
+            size = signature[0]
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
@@ -73,7 +78,7 @@ def read_header(path: Path, names: Container[str] | None = None) -> dict[str, Te
     for name, info in header.items():
         if name == "__metadata__" or (names is not None and name not in names):
             continue
-        entries[name] = entry = _entry(path, name, info, base=8 + length)
+        entries[name] = entry = _entry(path, name, info, 8 + length, signature)
         end = entry.offset + entry.num_bytes
         if end > size:
             raise RelumeError(
@@ -83,7 +88,7 @@ def read_header(path: Path, names: Container[str] | None = None) -> dict[str, Te
     return entries
 
 
-def _entry(path: Path, name: str, info: dict[str, object], base: int) -> TensorEntry:
+def _entry(path: Path, name: str, info: dict[str, object], base: int, signature: Signature) -> TensorEntry:
     try:
         dtype, shape, offsets = str(info["dtype"]), info["shape"], info["data_offsets"]
         begin, end = (int(offset) for offset in offsets)  # type: ignore[attr-defined]
@@ -92,7 +97,7 @@ def _entry(path: Path, name: str, info: dict[str, object], base: int) -> TensorE
         raise RelumeError(f"{path}: its header describes {name} wrongly; fetch this file again") from None
     if dtype not in DTYPES:
         raise RelumeError(f"{path}: {name} has the type {dtype}; relume reads {', '.join(DTYPES)}")
-    entry = TensorEntry(name, path, DTYPES[dtype], shape, base + begin)
+    entry = TensorEntry(name, path, DTYPES[dtype], shape, base + begin, signature)
     if end - begin != entry.num_bytes:
         raise RelumeError(
             f"{path}: {name} of shape {list(shape)} needs {entry.num_bytes} bytes; its header gives {end - begin}"
@@ -112,10 +117,12 @@ class TensorReader:
         Beyond `out`, at most the tensor's own bytes are held, and only if type or device differ.
 
         Raises:
-            RelumeError: the file ended early or could not be read; names file and offset.
+            RelumeError: the file ended early or could not be read (names file and offset), or is no longer the one
+                that `entry` was found in.
         """
         if tuple(out.shape) != entry.shape:
             raise RelumeError(f"{entry.name} has the shape {list(entry.shape)}; {list(out.shape)} was expected")
+        self._files.expect(entry.path, entry.signature)
         direct = out.dtype == entry.dtype and out.device.type == "cpu" and out.is_contiguous()
         target = out if direct else torch.empty(entry.shape, dtype=entry.dtype)
         if target.numel():

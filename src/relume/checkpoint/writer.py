@@ -165,13 +165,11 @@ class CheckpointWriter:
         return f"model-{shard + 1:05d}-of-{len(self._shards):05d}.safetensors"
 
     def _check_space(self) -> None:
-        free = shutil.disk_usage(self._partial).free
-        if free < self.num_bytes:
+        try:
+            require_space(self._out, self._partial, self.num_bytes)
+        except RelumeError:
             shutil.rmtree(self._partial, ignore_errors=True)
-            raise RelumeError(
-                f"{self._out}: {self.num_bytes / 2**30:.2f} GiB are needed and {free / 2**30:.2f} GiB are free; "
-                "make room or choose another disk"
-            )
+            raise
 
     @contextmanager
     def _disk_errors(self) -> Iterator[None]:
@@ -179,12 +177,25 @@ class CheckpointWriter:
             yield
         except (OSError, SafetensorError) as error:
             shutil.rmtree(self._partial, ignore_errors=True)
-            if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-                raise RelumeError(
-                    f"{self._out}: the disk is full; {self.num_bytes / 2**30:.2f} GiB are needed, nothing was kept"
-                ) from None
-            reason = getattr(error, "strerror", None) or str(error)
-            raise RelumeError(f"{self._out}: cannot be written ({reason})") from None
+            if_full = f"{self.num_bytes / 2**30:.2f} GiB are needed, nothing was kept"
+            raise write_failure(self._out, error, if_full) from None
+
+
+def write_failure(out: Path, error: Exception, if_full: str) -> RelumeError:
+    """What a failed write below `out` means to the user; `if_full` says what to know when the disk is full."""
+    if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT} or "No space left" in str(error):
+        return RelumeError(f"{out}: the disk is full; {if_full}")
+    return RelumeError(f"{out}: cannot be written ({getattr(error, 'strerror', None) or error})")
+
+
+def require_space(out: Path, folder: Path, num_bytes: int) -> None:
+    """Raise `RelumeError`, about `out`, if fewer bytes are free on the disk of an existing `folder`."""
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise RelumeError(
+            f"{out}: {num_bytes / 2**30:.2f} GiB are needed and {free / 2**30:.2f} GiB are free; "
+            "make room or choose another disk"
+        )
 
 
 def refuse_existing(out: Path) -> None:

@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 
 from relume import __version__
-from relume.cli import chat, eval_model, generate, inspect_model, machine, plan, simulate, synth, trace, train
+from relume.cli import (
+    chat,
+    eval_model,
+    generate,
+    inspect_model,
+    machine,
+    pack,
+    plan,
+    simulate,
+    synth,
+    trace,
+    train,
+)
 
 app = typer.Typer(
     name="relume",
@@ -35,6 +47,7 @@ app.command("inspect")(inspect_model.inspect_model)
 app.command("plan")(plan.plan)
 app.command("machine")(machine.machine)
 app.command("synth")(synth.synth)
+app.command("pack")(pack.pack)
 app.command("train")(train.train)
 app.command("eval")(eval_model.eval_model)
 app.command("simulate")(simulate.simulate)

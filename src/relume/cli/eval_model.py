@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from relume.evaluate.job import EvaluationRow
-    from relume.tasks import Problem
 
 DEFAULT_VARIANT = "threshold:0.9"
 
@@ -43,12 +42,12 @@ def eval_model(
     json_output: Annotated[bool, typer.Option("--json", help="End with one JSON document.")] = False,
 ) -> None:
     """Answer prompts with one right answer each and score the final lines."""
-    from relume.evaluate.job import evaluate
+    from relume.evaluate.job import evaluate, problems_for
     from relume.evaluate.variants import Variant
 
     try:
         chosen = [Variant.parse(text) for text in variants.split(",")]
-        problems = _problems(prompts, tasks, num_prompts, seed)
+        problems = problems_for(prompts, tasks, num_prompts, seed)
     except RelumeError as error:
         raise typer.BadParameter(str(error)) from None
     engine = open_engine(model, loading, batch_size)
@@ -67,18 +66,6 @@ def to_document(rows: Sequence[EvaluationRow]) -> dict[str, Any]:
     """The first variant's figures at the top level; all of them under `rows` if there are several."""
     documents = [row.to_dict() for row in rows]
     return documents[0] | ({"rows": documents} if len(rows) > 1 else {})
-
-
-def _problems(prompts: Path | None, tasks: str | None, num_prompts: int, seed: int) -> dict[str, list[Problem]]:
-    from relume.evaluate.job import held_out_problems
-    from relume.tasks import TASKS
-    from relume.tasks.jsonl import read_problems
-
-    if prompts is None:
-        return held_out_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed)
-    if tasks is not None:
-        raise RelumeError("give --tasks or --prompts, not both")
-    return {prompts.stem: read_problems(prompts)[:num_prompts]}
 
 
 def _print_table(rows: Sequence[EvaluationRow]) -> None:

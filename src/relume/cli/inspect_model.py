@@ -33,6 +33,7 @@ def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
         stored_dtype,
     )
     from relume.checkpoint.hub import resolve_model
+    from relume.checkpoint.pack import read_pack
     from relume.model.families import identify, read_config
     from relume.model.sizes import model_sizes
 
@@ -46,6 +47,9 @@ def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
     sizes = model_sizes(family, shape)
     router = shape.router
     itemsize = stored_dtype(config, checkpoint.tensors if checkpoint is not None else {}).itemsize
+    pack = read_pack(folder)
+    bytes_per_expert = sizes.per_expert * itemsize if pack is None else pack.expert_bytes
+    bytes_of_experts = bytes_per_expert * sizes.experts
     return {
         "family": family.name,
         "layers": shape.num_layers,
@@ -60,12 +64,15 @@ def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
         "num_tensors": sizes.num_tensors,
         "parameters": sizes.total,
         "bytes": {name: count * itemsize for name, count in sizes.parts.items()}
-        | {"routed_experts": sizes.per_expert * sizes.experts * itemsize},
+        | {"routed_experts": bytes_of_experts},
         "bytes_outside_experts": sizes.outside_experts * itemsize,
-        "bytes_per_expert": sizes.per_expert * itemsize,
-        "bytes_per_layer_of_experts": sizes.per_expert * router.num_experts * itemsize,
+        "packed_as": None if pack is None else pack.name,
+        "bytes_per_expert": bytes_per_expert,
+        "bytes_per_layer_of_experts": bytes_per_expert * router.num_experts,
         "kv_bytes_per_token": shape.kv_values_per_token * itemsize,
-        "bytes_to_load": checkpoint.num_bytes if checkpoint is not None else sizes.total * itemsize,
+        "bytes_to_load": checkpoint.num_bytes
+        if checkpoint is not None
+        else sizes.outside_experts * itemsize + bytes_of_experts,
         "weights_complete": complete,
     }
 

@@ -25,6 +25,7 @@ _HELP = {
     "memory": "All that relume may take, as 8GiB; by default what this process may use (of RAM, or the GPU).",
     "context": "Positions of each request to plan for; by default 4096, less if memory is short.",
     "reads": "Read experts direct (past the page cache) or buffered; auto: direct unless all are resident.",
+    "host_memory": "Experts to hold in RAM besides, as --expert-memory: beside a GPU, to spare the disk.",
     "num_threads": "Threads that compute; by default one a core.",
     "revision": "Branch, tag or commit of a hub id.",
     "offline": "Use only what was downloaded before.",
@@ -46,6 +47,7 @@ class LoadOptions:
     memory: str | None = None
     context: int | None = None
     reads: ReadMode = "auto"
+    host_memory: str | None = None
     num_threads: int | None = None
     revision: str | None = None
     offline: bool = False
@@ -55,6 +57,8 @@ class LoadOptions:
 
         self.engine()  # building it checks the values
         ExpertMemory.parse(self.expert_memory)
+        if self.host_memory is not None:
+            ExpertMemory.parse(self.host_memory)
         if self.memory is not None:
             parse_size(self.memory)
 

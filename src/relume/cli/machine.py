@@ -91,7 +91,8 @@ def describe(profile: MachineProfile) -> dict[str, Any]:
         "memory_limit_source": limits.memory.source,
         "gpus": [gpu.name for gpu in limits.gpus],
         "bandwidths": {
-            name: figures[name] for name in ("memory_read", "disk_direct", "disk_buffered", "host_to_device")
+            name: figures[name]
+            for name in ("memory_read", "disk_direct", "disk_buffered", "host_to_device", "compute_threads")
         },
         "disk_folder": profile.folder,
         "disk_read_bytes": profile.read_bytes,

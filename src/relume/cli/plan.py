@@ -30,6 +30,7 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
     """Everything that the command prints."""
     from relume.checkpoint.folder import Checkpoint, read_configs, stored_dtype
     from relume.checkpoint.hub import resolve_model
+    from relume.checkpoint.pack import read_pack
     from relume.engine.predict import predict
     from relume.engine.provision import provision
     from relume.machine.profile import load_profile
@@ -38,11 +39,12 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
     from relume.model.sizes import model_sizes
 
     folder = resolve_model(model, loading.revision, loading.offline, weights=False)
-    checkpoint = Checkpoint(folder, *read_configs(folder), tensors={})
+    checkpoint = Checkpoint(folder, *read_configs(folder), tensors={}, pack=read_pack(folder))
     family, config = read_config(folder, checkpoint.config, checkpoint.generation_config)
     sizes = model_sizes(family, config)
     stored = stored_dtype(checkpoint.config, {})
-    found = provision(config, sizes, loading.engine(batch), compute_dtype(checkpoint, loading.dtype), stored)
+    dtype = compute_dtype(checkpoint, loading.dtype)
+    found = provision(config, sizes, loading.engine(batch), dtype, stored, checkpoint.pack)
     work, planned = found.planner.work, found.plan
     prediction = predict(config, sizes, work, planned, load_profile())
     return {
@@ -57,7 +59,7 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
         "experts_per_layer": config.router.num_experts,
         "resident_share": planned.resident_share,
         "expert_memory_bytes": planned.expert_memory_bytes,
-        "bytes_per_expert": sizes.per_expert * work.stored_itemsize,
+        "bytes_per_expert": work.stored_expert_bytes(config),
         "bytes_outside_experts": sizes.outside_experts * work.stored_itemsize,
         "context": work.context,
         "batch": work.batch,

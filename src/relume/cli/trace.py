@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from relume.cli.loading import LoadOptions, loading_options, open_engine, read_weights
+from relume.cli.options import Model, decoding_options
 from relume.cli.terminal import item_progress
+from relume.config import DecodingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,6 +27,41 @@ trace = typer.Typer(
 
 TraceFile = Annotated[Path, typer.Argument(help="A trace file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one JSON document.")]
+
+
+@trace.command("record")
+@loading_options
+@decoding_options
+def record(
+    model: Model,
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    decoding: DecodingConfig,
+    loading: LoadOptions,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with prompt and answer instead of held-out tasks.")
+    ] = None,
+    num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to answer.")] = 20,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
+    prompt_seed: Annotated[int, typer.Option(min=0, help="Of the choice of held-out prompts.")] = 0,
+    json_output: AsJson = False,
+) -> None:
+    """Answer prompts and write down what every forward did."""
+    from relume.cli.trace_tables import describe, print_table
+    from relume.evaluate.job import answer, problems_for
+    from relume.trace.file import TraceReader
+    from relume.trace.info import summarise
+
+    problems = problems_for(prompts, None, num_prompts, prompt_seed)
+    engine = open_engine(model, loading, batch_size)
+    read_weights(engine)
+    texts = [problem.prompt for group in problems.values() for problem in group]
+    with item_progress("answering") as progress, engine.record(out):
+        answer(engine, texts, decoding, batch_size, progress)
+    reader = TraceReader(out)
+    document = describe(out, reader.metadata, summarise(reader, reader.metadata.shape))
+    print_table(document)
+    if json_output:
+        typer.echo(json.dumps(document))
 
 
 @trace.command("info")

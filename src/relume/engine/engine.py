@@ -21,7 +21,7 @@ from relume.config import DecodingConfig, DTypeName, EngineConfig, require
 from relume.core import Phase, Progress, RelumeError
 from relume.engine.events import Event
 from relume.engine.memory_plan import MemoryPlan
-from relume.engine.provision import Provision, provision
+from relume.engine.provision import Provision, compute_threads, provision
 from relume.engine.recorder import Recorder
 from relume.engine.request import Messages, Request, whole_numbers
 from relume.engine.result import GenerationResult, Statistics
@@ -30,7 +30,6 @@ from relume.engine.sequence import DecodingSequence, check_block_length, check_t
 from relume.engine.stream import Stream
 from relume.experts.usage import ExpertUsage
 from relume.machine.memory import is_out_of_memory, peak_rss_bytes
-from relume.machine.threads import effective_cores
 from relume.model.batch import Segment
 from relume.model.families import identify
 from relume.model.kv_cache import KVCache
@@ -55,7 +54,6 @@ class Engine:
         self._family, self.config = identify(checkpoint)
         self._engine = engine
         self._loaded: LoadedModel | None = None
-        self._unreported_bytes = 0
         self._recorder: Recorder | None = None
         self._numbers = itertools.count()
         try:
@@ -114,11 +112,10 @@ class Engine:
             self._dtype,
             torch.device(self._engine.device),
             self._provision.settings,
-            self._engine.num_threads or effective_cores(),
+            self._engine.num_threads or compute_threads(),
             progress or (lambda _read, _total: None),
             self._engine.exact_batches,
         )
-        self._unreported_bytes = self._loaded.bytes_read
         self._close = weakref.finalize(self, self._loaded.close)
 
     @cached_property
@@ -128,7 +125,8 @@ class Engine:
     @cached_property
     def _provision(self) -> Provision:
         stored = stored_dtype(self._checkpoint.config, self._checkpoint.tensors)
-        return provision(self.config, model_sizes(self._family, self.config), self._engine, self._dtype, stored)
+        sizes = model_sizes(self._family, self.config)
+        return provision(self.config, sizes, self._engine, self._dtype, stored, self._checkpoint.pack)
 
     @property
     def plan(self) -> MemoryPlan:
@@ -138,7 +136,7 @@ class Engine:
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """What is not as asked or makes relume slower, one line each."""
-        loaded = () if self._loaded is None else self._loaded.fallbacks
+        loaded = () if self._loaded is None else self._loaded.experts.loader.source.fallbacks
         return (*relume.startup_fallbacks, *self._provision.warnings, *loaded)
 
     def resize_experts(self, expert_memory: str) -> None:
@@ -344,9 +342,8 @@ class Engine:
     def _result(self, sequence: DecodingSequence) -> GenerationResult:
         wall_s = time.perf_counter() - sequence.started
         num_tokens = len(sequence.ending.token_ids)
-        from_disk, self._unreported_bytes = self._unreported_bytes, 0
         used = sequence.usage
-        memory = self._model.experts
+        memory, pack = self._model.experts, self._checkpoint.pack
         statistics = Statistics(
             num_tokens=num_tokens,
             num_iterations=len(sequence.commits),
@@ -355,8 +352,9 @@ class Engine:
             hit_rate=used.hits / max(1, used.active),
             utilisation=used.hits / max(1, used.resident),
             active_experts=used.own_active / max(1, used.layers),
-            bytes_from_disk=from_disk + used.bytes_from_disk,
-            bytes_to_device=from_disk + used.bytes_to_device,
+            bytes_at_load=self._model.bytes_read,
+            bytes_from_disk=used.bytes_from_disk,
+            bytes_to_device=used.bytes_to_device,
             stall_s=used.stall_s,
             compute_s=used.compute_s,
             load_s=used.load_s,
@@ -366,7 +364,8 @@ class Engine:
             peak_rss_bytes=peak_rss_bytes(),
             strategy=self._provision.strategy,
             expert_memory_bytes=memory.num_bytes,
-            lossless=self._engine.exact_batches,
+            expert_format=memory.arena.format.name,
+            lossless=self._engine.exact_batches and (pack is None or pack.lossless),
             fallbacks=self.fallbacks,
             kind="measured",
             hardware=str(self._model.transformer.device),

@@ -36,6 +36,8 @@ class Workload:
         prefill_tokens: of a prompt in one forward.
         reader_threads: each reads one expert at a time.
         on_gpu: whether the model runs on a GPU, with memory of its own.
+        slot_bytes: of a quantised expert in a slot; `None` if experts are computed with as other weights are.
+        packed_bytes: of a packed expert on disk; `None` if experts are stored as other weights are.
     """
 
     compute_itemsize: int
@@ -45,11 +47,18 @@ class Workload:
     prefill_tokens: int = PREFILL_TOKENS
     reader_threads: int = READER_THREADS
     on_gpu: bool = False
+    slot_bytes: int | None = None
+    packed_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            require(field.name == "on_gpu" or value >= 1, f"{field.name} is {value}: it must be at least 1")
+            unset = field.name == "on_gpu" or value is None
+            require(unset or value >= 1, f"{field.name} is {value}: it must be at least 1")
+
+    def stored_expert_bytes(self, config: ModelConfig) -> int:
+        """Of one expert on disk."""
+        return self.packed_bytes or config.parameters_per_expert * self.stored_itemsize
 
 
 def device_parts(config: ModelConfig, sizes: ModelSizes, work: Workload) -> dict[str, int]:
@@ -66,7 +75,7 @@ def device_parts(config: ModelConfig, sizes: ModelSizes, work: Workload) -> dict
 
 def host_parts(config: ModelConfig, work: Workload) -> dict[str, int]:
     """Bytes that lie in RAM wherever the model runs, by part."""
-    expert = config.parameters_per_expert * work.stored_itemsize
+    expert = work.stored_expert_bytes(config)
     staged = work.stored_itemsize * max(config.vocab_size, config.dense_size) * config.hidden_size
     return {
         # Three tensors, none of which starts or ends at a page of the file.

@@ -19,6 +19,7 @@ class MemoryPlan:
         slots_per_layer: resident experts of each MoE layer.
         bytes_per_slot: one expert as it is computed with.
         resident_share: of all experts.
+        host_experts: experts that are held in RAM besides.
     """
 
     bytes: Mapping[str, int]
@@ -27,6 +28,7 @@ class MemoryPlan:
     slots_per_layer: tuple[int, ...]
     bytes_per_slot: int
     resident_share: float
+    host_experts: int = 0
 
     @property
     def total_bytes(self) -> int:

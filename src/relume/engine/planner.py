@@ -25,7 +25,7 @@ class Planner:
         config, sizes: of the model.
         work: what is to run.
         transit_slots: experts on their way in at once.
-        host_tier_bytes: of RAM that holds experts beside a GPU, rounded down to whole ones.
+        host_tier_bytes: of RAM that holds experts besides those in slots, rounded down to whole ones.
     """
 
     config: ModelConfig
@@ -37,10 +37,6 @@ class Planner:
     def __post_init__(self) -> None:
         require(self.transit_slots >= 0, f"transit_slots is {self.transit_slots}: it must be at least 0")
         require(self.host_tier_bytes >= 0, f"host_tier_bytes is {self.host_tier_bytes}: it must be at least 0")
-        require(
-            self.work.on_gpu or not self.host_tier_bytes,
-            "a host tier is for a GPU: on a CPU, give the experts more memory instead",
-        )
         require(
             self.work.context <= self.config.max_context,
             f"a context of {self.work.context} positions: the model has {self.config.max_context}",
@@ -56,7 +52,7 @@ class Planner:
     @property
     def slot_bytes(self) -> int:
         """One expert as it is computed with, in a slot."""
-        num_bytes = self.config.parameters_per_expert * self.work.compute_itemsize
+        num_bytes = self.work.slot_bytes or self.config.parameters_per_expert * self.work.compute_itemsize
         return -(-num_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
 
     def make_plan(
@@ -104,6 +100,11 @@ class Planner:
         return sum(self._outside().values()) + (slots + self._transit(slots)) * self.slot_bytes
 
     @property
+    def host_experts(self) -> int:
+        """Experts that are held in RAM besides those in slots."""
+        return min(self.host_tier_bytes // self.slot_bytes, self._everything)
+
+    @property
     def _everything(self) -> int:
         return self.shape.num_layers * self.shape.num_experts
 
@@ -114,15 +115,18 @@ class Planner:
     def _outside(self) -> dict[str, int]:
         """Parts that do not depend on the number of slots, the margin included."""
         parts = device_parts(self.config, self.sizes, self.work)
-        parts |= {"runtime": CUDA_RUNTIME_BYTES} if self.work.on_gpu else host_parts(self.config, self.work)
+        if self.work.on_gpu:
+            parts |= {"runtime": CUDA_RUNTIME_BYTES}
+        else:
+            parts |= host_parts(self.config, self.work)
+            parts |= {"host_experts": self.host_experts * self.slot_bytes} if self.host_experts else {}
         return parts | {"safety_margin": margin_bytes(parts)}
 
     def _plan(self, slots: int, memory_limit_bytes: int) -> MemoryPlan:
         host: dict[str, int] = {}
         if self.work.on_gpu:
-            held = min(self.host_tier_bytes // self.slot_bytes, self._everything - slots)
-            host = host_parts(self.config, self.work)
-            host |= {"host_experts": held * self.slot_bytes, "safety_margin": margin_bytes(host)}
+            host = host_parts(self.config, self.work) | {"host_experts": self.host_experts * self.slot_bytes}
+            host |= {"safety_margin": margin_bytes(host)}
         outside = self._outside()
         margin = outside.pop("safety_margin")
         parts = outside | {
@@ -137,6 +141,7 @@ class Planner:
             slots_per_layer=tuple(uniform(slots, self.shape)),
             bytes_per_slot=self.slot_bytes,
             resident_share=slots / self._everything,
+            host_experts=self.host_experts,
         )
 
     def _too_small(self, limit: int, experts: ExpertMemory, most: int) -> str:

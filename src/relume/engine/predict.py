@@ -64,7 +64,7 @@ def predict(
     active, alone = active_experts(config, work.batch), active_experts(config)
     hits = hit_rate(plan.resident_share, active / router.num_experts)
     missing = layers * active * (1 - hits)
-    expert_bytes = sizes.per_expert * work.stored_itemsize
+    expert_bytes = work.stored_expert_bytes(config)
     rows = block * router.top_k / alone
     reasons = [
         f"An iteration of {_count(work.batch, 'block')} of {block} tokens uses about {active:.0f} of "
@@ -97,7 +97,8 @@ def predict(
     reasons += [
         f"Dense weights and K/V: {_count(work.batch, 'request')}, each the longer of {read_ms:.0f} ms to read "
         f"them at {rates.memory:g} GB/s and {rates.dense_ms:.0f} ms to compute, together {dense_ms:.0f} ms.",
-        f"Experts: {work.batch * layers * alone:.0f} kernels of {rates.expert_ms:.2f} ms, {experts_ms:.0f} ms.",
+        f"Experts: {work.batch * layers * alone:.0f} kernels of {rates.expert_ms:.2f} ms, {experts_ms:.0f} ms"
+        + (", as if they were not quantised." if work.slot_bytes else "."),
         f"Misses: {disk_ms:.0f} ms at {rates.disk:g} MB/s. Reading and computing overlap, the longer counts: an "
         f"iteration takes {iteration_ms:.0f} ms.",
         f"At about {per_iteration:g} tokens an iteration (2.6 is LLaDA2.0-mini's published mean) and one more "

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import torch
 
+from relume.checkpoint.pack import Pack
 from relume.config import PREFILL_TOKENS, EngineConfig, ModelConfig, require
 from relume.core import RelumeError
 from relume.engine.footprint import DEFAULT_CONTEXT, Workload
 from relume.engine.memory_plan import MemoryPlan
 from relume.engine.planner import TRANSIT_SLOTS, Planner
 from relume.experts.build import ExpertSettings, expert_shape
+from relume.experts.packed import slot_format
 from relume.machine.limits import find_gpus, find_memory
+from relume.machine.profile import load_profile
+from relume.machine.threads import effective_cores
 from relume.model.sizes import ModelSizes
 from relume.strategy.budget import ExpertMemory, explicit, parse_size, shared_pool_warning
 from relume.strategy.retention import RETENTIONS
@@ -93,8 +97,10 @@ def make_planner(
     compute_dtype: torch.dtype,
     stored_dtype: torch.dtype,
     limit_bytes: int,
+    pack: Pack | None = None,
 ) -> Planner:
     """A planner of what this engine will run."""
+    quantised = pack is not None and pack.name != "bf16"
     work = Workload(
         compute_itemsize=compute_dtype.itemsize,
         stored_itemsize=stored_dtype.itemsize,
@@ -102,8 +108,16 @@ def make_planner(
         batch=engine.max_batch,
         prefill_tokens=(engine.prefill_blocks or 0) * config.block_length or PREFILL_TOKENS,
         on_gpu=engine.device != "cpu",
+        slot_bytes=slot_format(pack, config, compute_dtype).slot_bytes if quantised else None,
+        packed_bytes=None if pack is None else pack.expert_bytes,
     )
-    return Planner(config, sizes, work)
+    host_bytes = 0
+    if engine.host_memory is not None:
+        host = ExpertMemory.parse(engine.host_memory)
+        shape = expert_shape(config)
+        slot = Planner(config, sizes, work).slot_bytes
+        host_bytes = host.total_slots(shape, slot) * slot
+    return Planner(config, sizes, work, host_tier_bytes=host_bytes)
 
 
 def provision(
@@ -112,14 +126,15 @@ def provision(
     engine: EngineConfig,
     compute_dtype: torch.dtype,
     stored_dtype: torch.dtype,
+    pack: Pack | None = None,
 ) -> Provision:
-    """Plan an engine.
+    """Plan an engine; `pack` says how its experts are packed, if they are.
 
     Raises:
         RelumeError: too little memory, naming the least; an unknown strategy; one that lacks a profile.
     """
     memory = find_memory_for(engine.device, engine.memory)
-    planner = make_planner(config, sizes, engine, compute_dtype, stored_dtype, memory.limit_bytes)
+    planner = make_planner(config, sizes, engine, compute_dtype, stored_dtype, memory.limit_bytes, pack)
     shape = expert_shape(config)
     asked = ExpertMemory.parse(engine.expert_memory)
     if engine.strategy == "full":
@@ -151,9 +166,17 @@ def provision(
         retention=retention,
         num_transit=TRANSIT_SLOTS,
         num_readers=planner.work.reader_threads,
+        num_host=plan.host_experts,
         direct=engine.reads == "direct" or (engine.reads == "auto" and not complete),
     )
     return Provision(memory, planner, plan, strategy, settings, tuple(warnings))
+
+
+def compute_threads() -> int:
+    """Threads to compute with: as many as `relume machine` found best, else one a core."""
+    profile = load_profile()
+    best = None if profile is None else profile.compute_threads.value
+    return int(best) if best else effective_cores()
 
 
 def _default_context(config: ModelConfig, batch: int, itemsize: int, limit_bytes: int) -> int:

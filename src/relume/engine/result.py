@@ -17,6 +17,7 @@ class Statistics:
     hit_rate: float
     utilisation: float
     active_experts: float
+    bytes_at_load: int
     bytes_from_disk: int
     bytes_to_device: int
     stall_s: float
@@ -28,6 +29,7 @@ class Statistics:
     peak_rss_bytes: int
     strategy: str
     expert_memory_bytes: int
+    expert_format: str
     lossless: bool
     fallbacks: tuple[str, ...]
     kind: str

@@ -17,7 +17,8 @@ class Stream(Iterator[Event]):
     """Events of one request: an `IterationEvent` per iteration, a `BlockEvent` per finished block.
 
     Iterating drives the decoding. `cancel` may be called from any thread: the iteration under way ends,
-    then the stream does. `result` holds the answer once the stream has ended.
+    then the stream does. `result` holds the answer once the stream has ended. After an
+    iteration that failed, of which nobody knows how far it came, the stream can only be cancelled.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Stream(Iterator[Event]):
         self._sequence = sequence
         self._finish = finish
         self._cancelled = False
+        self._failed = False
         self._pending: deque[Event] = deque()
         self._result: GenerationResult | None = None
 
@@ -45,11 +47,18 @@ class Stream(Iterator[Event]):
                 raise StopIteration
             if self._cancelled:
                 self._sequence.cancel()
+            elif self._failed:
+                raise RelumeError("an iteration of this stream failed: start the request again, or cancel it")
             else:
-                self._pending.extend(event for _, events in self._scheduler.step() for event in events)
+                self._step()
             if self._sequence.phase is Phase.DONE:
                 self._result = self._finish(self._sequence)
         return self._pending.popleft()
+
+    def _step(self) -> None:
+        self._failed = True
+        self._pending.extend(event for _, events in self._scheduler.step() for event in events)
+        self._failed = False
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Any
 
-from relume.config import DecodingConfig
-from relume.core import RelumeError
+from relume.config import DecodingConfig, require
+from relume.core import Progress, RelumeError
 from relume.engine.engine import Engine
 from relume.engine.request import Request
 from relume.engine.result import GenerationResult
 from relume.evaluate.scoring import Score
 from relume.evaluate.variants import Variant
 from relume.tasks import TASKS, Problem, is_exact
+from relume.tasks.jsonl import read_problems
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def evaluate(
     variant: Variant,
     decoding: DecodingConfig,
     batch_size: int = 32,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    progress: Progress = lambda _done, _total: None,
 ) -> EvaluationRow:
     """Answer every problem as a user's message and compare the final lines.
 
@@ -98,16 +100,35 @@ def evaluate(
     config = DecodingConfig.from_mapping(options)
     all_problems = [(name, problem) for name, group in problems.items() for problem in group]
     started = time.perf_counter()
-    results: list[GenerationResult] = []
-    for first in range(0, len(all_problems), batch_size):
-        batch = all_problems[first : first + batch_size]
-        results += engine.generate_batch([_request(problem, config) for _, problem in batch])
-        progress(len(batch), len(all_problems))
+    results = answer(engine, [problem.prompt for _, problem in all_problems], config, batch_size, progress)
     return _row(variant.name, all_problems, results, time.perf_counter() - started)
 
 
-def _request(problem: Problem, decoding: DecodingConfig) -> Request:
-    return Request(messages=[{"role": "user", "content": problem.prompt}], decoding=decoding)
+def answer(
+    engine: Engine, prompts: Sequence[str], decoding: DecodingConfig, batch_size: int, progress: Progress
+) -> list[GenerationResult]:
+    """Answer prompts, `batch_size` at a time: as a user's messages, or as they are without a chat template."""
+    chat = engine.tokenizer.has_chat_template
+    requests = [
+        Request(messages=[{"role": "user", "content": prompt}], decoding=decoding)
+        if chat
+        else Request(prompt=prompt, decoding=decoding)
+        for prompt in prompts
+    ]
+    results: list[GenerationResult] = []
+    for first in range(0, len(requests), batch_size):
+        batch = requests[first : first + batch_size]
+        results += engine.generate_batch(batch)
+        progress(len(batch), len(requests))
+    return results
+
+
+def problems_for(prompts: Path | None, tasks: str | None, num_prompts: int, seed: int) -> dict[str, list[Problem]]:
+    """Problems from a JSONL file, or held-out ones of the tasks named, separated by commas (all by default)."""
+    if prompts is None:
+        return held_out_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed)
+    require(tasks is None, "give --tasks or --prompts, not both")
+    return {prompts.stem: read_problems(prompts)[:num_prompts]}
 
 
 def _different(problems: Iterable[Problem]) -> Iterable[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,21 @@ class Arena:
         self.check(lease)
         self._generations[lease.slot] += 1
         self._free.append(lease.slot)
+
+    def reclaim(self, held: Iterable[Lease]) -> None:
+        """Free every slot but those of `held`; all other leases end."""
+        kept = {lease.slot for lease in held}
+        self._free = [slot for slot in range(self.num_slots - 1, -1, -1) if slot not in kept]
+        for slot in self._free:
+            self._generations[slot] += 1
+
+    def check_partition(self, held: Iterable[Lease]) -> None:
+        """Fail unless every slot is either free or that of exactly one of `held`."""
+        slots = list(self._free)
+        for lease in held:
+            self.check(lease)
+            slots.append(lease.slot)
+        assert sorted(slots) == list(range(self.num_slots)), "slots were lost or handed out twice"
 
     def views(self, lease: Lease) -> Views:
         """The tensors in a leased slot."""

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from relume.checkpoint.files import direct_read_problem
 from relume.checkpoint.folder import Checkpoint
 from relume.config import ModelConfig
 from relume.experts.arena import Arena
 from relume.experts.formats import DenseFormat
+from relume.experts.host import HostExperts, spread
 from relume.experts.loader import Loader
 from relume.experts.memory import ExpertMemory
-from relume.experts.source import CheckpointExperts
+from relume.experts.packed import PackedExperts, slot_format
+from relume.experts.source import CheckpointExperts, ExpertSource
+from relume.machine.memory import pin
 from relume.strategy.pool import ResidentPool
 from relume.strategy.retention.base import Retention
 from relume.strategy.use import ExpertShape
@@ -30,6 +32,7 @@ class ExpertSettings:
         num_transit: further slots, for experts on their way.
         num_readers: reads in flight.
         direct: read past the page cache, where the file system allows it.
+        num_host: experts that are held in host memory too.
     """
 
     slots: tuple[int, ...] | int
@@ -37,6 +40,7 @@ class ExpertSettings:
     num_transit: int
     num_readers: int
     direct: bool
+    num_host: int = 0
 
     @property
     def num_slots(self) -> int:
@@ -56,29 +60,36 @@ def build_expert_memory(
     dtype: torch.dtype,
     device: torch.device,
     settings: ExpertSettings,
-) -> tuple[ExpertMemory, list[str]]:
-    """Allocate the arena and start the readers; returns also what could not be had as asked.
+) -> ExpertMemory:
+    """Allocate the arena and start the readers.
 
     Args:
-        checkpoint: in the official layout.
+        checkpoint: in the official layout, or packed.
         prefixes: official name of each MoE layer's experts, up to `.experts`.
         config: the model's shape.
         dtype, device: of the slots.
         settings: how experts are kept.
     """
-    fallbacks = []
-    direct = settings.direct
-    if direct and prefixes:
-        path = checkpoint.expert(prefixes[0], 0)[0].path
-        problem = direct_read_problem(path)
-        if problem is not None:
-            direct = False
-            fallbacks.append(f"experts are read through the page cache, because direct reads failed: {problem}")
     shape = expert_shape(config)
-    expert_format = DenseFormat(config.hidden_size, config.expert_size, dtype)
-    source = CheckpointExperts(checkpoint, prefixes, shape.num_experts, expert_format, direct)
+    expert_format = slot_format(checkpoint.pack, config, dtype)
+    source: ExpertSource
+    if checkpoint.pack is not None:
+        source = PackedExperts(checkpoint.folder, checkpoint.pack, settings.direct)
+    else:
+        assert isinstance(expert_format, DenseFormat)
+        source = CheckpointExperts(checkpoint, prefixes, shape.num_experts, expert_format, settings.direct)
+    slower = expert_format.slower_because(dtype, device)
+    if slower is not None:
+        source.fallbacks.append(f"experts are unpacked before every product, which is slower: {slower}")
+    if settings.num_host:
+        chosen = spread(settings.num_host, shape.num_layers, shape.num_experts)
+        source = HostExperts(source, expert_format, chosen, None if device.type == "cpu" else pin)
     # An expert that is resident is never on its way: no more slots than experts.
     num_slots = min(settings.num_slots + settings.num_transit, shape.num_layers * shape.num_experts)
-    arena = Arena(num_slots, expert_format, device)
-    loader = Loader(source, arena, settings.num_readers)
-    return ExpertMemory(arena, loader, ResidentPool(shape, settings.slots), settings.retention), fallbacks
+    try:
+        arena = Arena(num_slots, expert_format, device)
+        loader = Loader(source, arena, settings.num_readers)
+    except BaseException:
+        source.close()
+        raise
+    return ExpertMemory(arena, loader, ResidentPool(shape, settings.slots), settings.retention)

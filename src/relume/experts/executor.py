@@ -16,10 +16,11 @@ from functools import partial
 import torch
 
 from relume.core import Routing
+from relume.experts.access import Leased
 from relume.experts.arena import Lease
 from relume.experts.formats import ExpertFormat
 from relume.experts.kernels import combine
-from relume.experts.memory import ExpertMemory, Leased
+from relume.experts.memory import ExpertMemory
 from relume.experts.usage import Batch
 from relume.machine.workers import Workers
 from relume.strategy.use import LayerUse

@@ -6,17 +6,23 @@ import heapq
 import itertools
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import torch
 
+from relume.config import require
+from relume.core import RelumeError
 from relume.experts.arena import Arena, Lease
 from relume.experts.source import ExpertSource
 from relume.machine.workers import one_thread
 
 #: Urgencies, lower first.
 DEMAND, AHEAD = 0, 1
+#: Seconds without an arrival after which a wait is given up. The slowest disk that makes sense brings an expert of
+#: a few MB well within it; a network file system that has lost its server never does.
+PATIENCE_S = 120.0
 
 
 @dataclass(eq=False)
@@ -50,24 +56,34 @@ class Loader:
     """Several reads in flight; those still queued can be cancelled.
 
     Args:
-        source: where experts come from.
+        source: where experts come from; also an attribute.
         arena: where they go.
         num_threads: reads in flight.
+
+    Attributes:
+        patience_s: without an arrival for so long, whoever waits is told what is stuck.
     """
 
     def __init__(self, source: ExpertSource, arena: Arena, num_threads: int) -> None:
-        self._source = source
+        self.source = source
+        self.patience_s = PATIENCE_S
         self._arena = arena
         self._queue: list[_Queued] = []
+        self._reading: list[Load] = []
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._idle = threading.Condition(lock)
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"relume-read-{index}", daemon=True)
-            for index in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for index in range(num_threads):
+                thread = threading.Thread(target=self._work, name=f"relume-read-{index}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def num_threads(self) -> int:
@@ -77,7 +93,7 @@ class Loader:
     def submit(self, load: Load, urgency: int = DEMAND) -> None:
         """Queue a load; it ends up in its `finished`, with an error if it failed."""
         with self._changed:
-            assert not self._closed, "the loader is closed"
+            require(not self._closed, "the engine was closed: load the model again")
             heapq.heappush(self._queue, _Queued(urgency, next(self._numbers), load))
             self._changed.notify()
 
@@ -91,14 +107,53 @@ class Loader:
                     return True
         return False
 
+    def wait(self, finished: SimpleQueue[Load]) -> list[Load]:
+        """Wait for one load to end, and take all that have ended by then.
+
+        Raises:
+            RelumeError: none did for `patience_s`; names what is being read for longest.
+        """
+        try:
+            loads = [finished.get(timeout=self.patience_s)]
+        except Empty:
+            raise RelumeError(self._overdue()) from None
+        with suppress(Empty):
+            while True:
+                loads.append(finished.get_nowait())
+        return loads
+
+    def halt(self) -> list[Load]:
+        """Forget what is queued and wait for what is being read; returns what `patience_s` did not bring."""
+        with self._idle:
+            self._queue.clear()
+            while self._reading:
+                left = min(load.began for load in self._reading) + self.patience_s - time.perf_counter()
+                if left <= 0:
+                    break
+                self._idle.wait(left)
+            return list(self._reading)
+
     def close(self) -> None:
-        """End the threads and close the source."""
+        """End the threads and close the source; a read that does not end keeps its thread and its file."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if self.halt():
+            return
         for thread in self._threads:
             thread.join()
-        self._source.close()
+        self.source.close()
+
+    def _overdue(self) -> str:
+        with self._changed:
+            load = min(self._reading, key=lambda load: load.began, default=None)
+        if load is None:
+            return f"no expert arrived for {self.patience_s:g} s and none is being read: load the model again"
+        place = self.source.place(load.layer, load.expert)
+        return (
+            f"{place}: no read has ended for {self.patience_s:g} s, and this is the oldest; check the disk or the "
+            "network file system, then ask again"
+        )
 
     def _work(self) -> None:
         with one_thread(), torch.inference_mode():
@@ -106,17 +161,22 @@ class Loader:
                 with self._changed:
                     while not self._queue and not self._closed:
                         self._changed.wait()
-                    if not self._queue:
+                    if self._closed:
                         return
                     load = heapq.heappop(self._queue).load
+                    load.began = time.perf_counter()
+                    self._reading.append(load)
                 self._read(load)
+                with self._idle:
+                    self._reading.remove(load)
+                    if not self._reading:
+                        self._idle.notify_all()
                 del load
 
     def _read(self, load: Load) -> None:
-        load.began = time.perf_counter()
         try:
             views = self._arena.views(load.lease)
-            load.bytes_from_disk = self._source.read(load.layer, load.expert, views)
+            load.bytes_from_disk = self.source.read(load.layer, load.expert, views)
         except Exception as error:
             load.error = error
         load.ended = time.perf_counter()

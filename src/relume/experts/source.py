@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from relume.checkpoint.files import PAGE, AlignedBuffer, Files
+from relume.checkpoint.files import Files, direct_read_problem
 from relume.checkpoint.folder import Checkpoint
 from relume.checkpoint.tensor_file import TensorEntry
+from relume.core import RelumeError
 from relume.experts.formats import DenseFormat, Views
+from relume.experts.staging import StagedReads
 
 #: Tensors of one expert that lie at most this far apart are read together.
 LARGEST_GAP = 1 << 16
 
 
 class ExpertSource(ABC):
-    """Reads experts into slots; safe to use from several threads."""
+    """Reads experts into slots; safe to use from several threads.
+
+    Attributes:
+        fallbacks: what could not be had as asked, one line each.
+    """
+
+    def __init__(self) -> None:
+        self.fallbacks: list[str] = []
 
     @abstractmethod
     def read(self, layer: int, expert: int, views: Views) -> int:
@@ -29,6 +37,13 @@ class ExpertSource(ABC):
         Raises:
             RelumeError: the bytes cannot be had; names file and offset.
         """
+
+    @abstractmethod
+    def place(self, layer: int, expert: int) -> str:
+        """Where an expert is read from: the file and the byte, for messages."""
+
+    def prepare(self, progress: Callable[[int], None]) -> None:  # noqa: B027 (most need none)
+        """What has to be done once before the first read; `progress` is told of bytes read. Raises as `read`."""
 
     def close(self) -> None:  # noqa: B027 (memory needs no closing)
         """Release what is open; reading opens it again."""
@@ -43,6 +58,11 @@ class Run:
     num_bytes: int
     entries: tuple[tuple[int, TensorEntry], ...]
 
+    @property
+    def names(self) -> str:
+        """Of the tensors, for messages."""
+        return ", ".join(entry.name for _, entry in self.entries)
+
 
 class CheckpointExperts(ExpertSource):
     """Experts of a checkpoint in the official layout, one by one or stacked.
@@ -52,7 +72,7 @@ class CheckpointExperts(ExpertSource):
         prefixes: official name of each MoE layer's experts, up to `.experts`.
         num_experts: of a layer.
         expert_format: of the slots.
-        direct: bypass the page cache.
+        direct: bypass the page cache, where the file system allows it.
     """
 
     def __init__(
@@ -63,42 +83,55 @@ class CheckpointExperts(ExpertSource):
         expert_format: DenseFormat,
         direct: bool,
     ) -> None:
+        super().__init__()
         self._format = expert_format
-        self._files = Files(direct)
+        files = open_files(checkpoint.expert(prefixes[0], 0)[0].path, direct, self.fallbacks)
         self._runs = [
             [coalesce(checkpoint.expert(prefix, expert)) for expert in range(num_experts)] for prefix in prefixes
         ]
+        entries = [entry for layer in self._runs for runs in layer for run in runs for _, entry in run.entries]
+        try:
+            # Opened now, files that others replace stay readable, and are never taken for the others.
+            for path, signature in {entry.path: entry.signature for entry in entries}.items():
+                files.expect(path, signature)
+        except RelumeError:
+            files.close()
+            raise
         longest = max((run.num_bytes for layer in self._runs for runs in layer for run in runs), default=0)
-        #: Bytes that a thread stages a read in.
-        self.staging_bytes = (longest // PAGE + 2) * PAGE
-        self._staging = threading.local()
+        self._reads = StagedReads(files, longest)
+        self.staging_bytes = self._reads.staging_bytes
 
     def read(self, layer: int, expert: int, views: Views) -> int:
         """See `ExpertSource.read`."""
         parts = self._format.parts(views)
         num_bytes = 0
         for run in self._runs[layer][expert]:
-            data = self._stage(run)
+            data = self._reads.read(run.path, run.offset, run.num_bytes, run.names)
             for index, entry in run.entries:
                 begin = entry.offset - run.offset
                 _copy(data[begin : begin + entry.num_bytes], entry, parts[index])
             num_bytes += run.num_bytes
         return num_bytes
 
+    def place(self, layer: int, expert: int) -> str:
+        """See `ExpertSource.place`."""
+        run = self._runs[layer][expert][0]
+        return f"{run.path}: {run.names} at byte {run.offset}"
+
     def close(self) -> None:
         """Close the shards."""
-        self._files.close()
+        self._reads.close()
 
-    def _stage(self, run: Run) -> torch.Tensor:
-        buffer: AlignedBuffer | None = getattr(self._staging, "buffer", None)
-        if buffer is None:
-            buffer = self._staging.buffer = AlignedBuffer(self.staging_bytes)
-        what = ", ".join(entry.name for _, entry in run.entries)
-        if self._files.direct:
-            return torch.from_numpy(self._files.fill_direct(run.path, run.offset, run.num_bytes, buffer, what))
-        data = buffer.bytes[: run.num_bytes]
-        self._files.fill(run.path, run.offset, data.data, what)
-        return torch.from_numpy(data)
+
+def open_files(path: Path, direct: bool, fallbacks: list[str]) -> Files:
+    """Files to read experts from, past the page cache if that is asked for and works for `path`.
+
+    Otherwise it adds to `fallbacks`.
+    """
+    problem = direct_read_problem(path) if direct else None
+    if problem is not None:
+        fallbacks.append(f"experts are read through the page cache, because direct reads failed: {problem}")
+    return Files(direct and problem is None)
 
 
 def coalesce(entries: Sequence[TensorEntry]) -> list[Run]:

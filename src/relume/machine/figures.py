@@ -67,6 +67,7 @@ class MachineProfile:
         read_bytes: of one read, an expert's size.
         memory_read, host_to_device: GB/s.
         disk_direct, disk_buffered: MB/s around and through the page cache.
+        compute_threads: with which experts are computed fastest.
         expert_kernel: of the CPU.
     """
 
@@ -77,6 +78,7 @@ class MachineProfile:
     disk_direct: Measurement
     disk_buffered: Measurement
     host_to_device: Measurement
+    compute_threads: Measurement
     expert_kernel: KernelTimes
 
     @property
@@ -94,7 +96,7 @@ class MachineProfile:
             for dtype, row in dict(kernel.pop("times")).items()
         }
         call = _measurement(kernel.pop("call"))
-        for name in ("memory_read", "disk_direct", "disk_buffered", "host_to_device"):
+        for name in ("memory_read", "disk_direct", "disk_buffered", "host_to_device", "compute_threads"):
             parts[name] = _measurement(parts[name])
         return cls(**parts, expert_kernel=KernelTimes(**kernel, call=call, times=times))
 

@@ -17,8 +17,10 @@ def peak_rss_bytes() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; torch's CPU allocator says so in a plain `RuntimeError`."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+    """Whether an allocation failed; torch's CPU allocator and threading say so in plain `RuntimeError`s."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return any(text in str(error) for text in ("allocate memory", "can't start new thread"))
 
 
 def allocate_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:
@@ -30,3 +32,14 @@ def allocate_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]
+
+
+class PinError(RuntimeError):
+    """Memory that cannot be pinned: no lack of device memory, whatever the driver calls it."""
+
+
+def pin(memory: torch.Tensor) -> None:
+    """Pin host memory that is there and filled. Raises `PinError`."""
+    code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+    if int(code) != 0:
+        raise PinError(f"the driver refused to pin {memory.numel() / 2**30:.1f} GiB (code {int(code)})")

@@ -21,6 +21,9 @@ class Workers:
 
     Args:
         num_threads: tasks that run at once.
+
+    Raises:
+        RuntimeError: a thread could not be started.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -31,14 +34,18 @@ class Workers:
             for index in range(num_threads if num_threads > 1 else 0)
         ]
         self._ready = threading.Barrier(len(self._threads) + 1)
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            self._ready.abort()
+            raise
         self._ready.wait()
         torch.set_num_threads(torch.get_num_threads())  # for threads that others start from now on
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks and wait for them. Raises the first error, after all of them have ended."""
-        if not self._threads or len(tasks) == 1:
+        if not self._threads or len(tasks) <= 1:
             for task in tasks:
                 task()
             return
@@ -57,7 +64,10 @@ class Workers:
 
     def _work(self) -> None:
         with one_thread(), torch.inference_mode():
-            self._ready.wait()
+            try:
+                self._ready.wait()
+            except threading.BrokenBarrierError:  # another thread could not be started
+                return
             while (batch := self._batches.get()) is not None:
                 batch.help()
                 del batch  # its tasks hold tensors

@@ -164,10 +164,20 @@ class ConfigReader:
 def tensor_problems(family: Family, config: ModelConfig, checkpoint: Checkpoint) -> list[str]:
     """Every tensor that is missing, misshapen, or there although the configuration has no place for it."""
     expected = {name: shape for parts in family.weights(config).values() for name, shape in parts}
+    if checkpoint.pack is None:
+        expected |= expert_tensors(family, config, checkpoint)
+    beyond = [name for name in checkpoint.tensors if name not in expected and not name.endswith(_INERT)]
+    packed = [] if checkpoint.pack is None else checkpoint.pack.problems(config)
+    strangers = [f"{name} has no place in the configuration" for name in sorted(beyond)]
+    return packed + checkpoint.problems(expected) + strangers
+
+
+def expert_tensors(family: Family, config: ModelConfig, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all routed experts, in the layout that the checkpoint uses."""
+    expected: dict[str, tuple[int, ...]] = {}
     for layer in config.moe_layers:
         prefix = family.experts_prefix.format(layer=layer)
         expected |= checkpoint.expert_shapes(
             prefix, config.router.num_experts, config.hidden_size, config.expert_size
         )
-    beyond = [name for name in checkpoint.tensors if name not in expected and not name.endswith(_INERT)]
-    return checkpoint.problems(expected) + [f"{name} has no place in the configuration" for name in sorted(beyond)]
+    return expected

@@ -28,14 +28,12 @@ class LoadedModel:
         transformer: ready to run.
         experts: its routed experts.
         bytes_read: from disk, before the first forward.
-        fallbacks: what could not be had as asked, one line each.
     """
 
     transformer: Transformer
     experts: ExpertMemory
     workers: Workers
     bytes_read: int
-    fallbacks: tuple[str, ...]
 
     def close(self) -> None:
         """End its threads and close its files."""
@@ -70,8 +68,8 @@ def load_model(
     prefixes = [family.experts_prefix.format(layer=layer) for layer in config.moe_layers]
     dense = family.weights(config)
     dense_bytes = sum(checkpoint.tensors[official].num_bytes for parts in dense.values() for official, _ in parts)
-    stored_expert = sum(entry.num_bytes for entry in checkpoint.expert(prefixes[0], 0)) if prefixes else 0
-    total = dense_bytes + stored_expert * settings.num_slots * settings.retention.preload
+    stored_expert = checkpoint.expert_bytes(prefixes[0]) if prefixes else 0
+    total = dense_bytes + stored_expert * (settings.num_host + settings.num_slots * settings.retention.preload)
     read = 0
 
     def advance(num_bytes: int) -> None:
@@ -86,9 +84,10 @@ def load_model(
             name: _load_weight(name, parts, checkpoint, reader, dtype, device, advance)
             for name, parts in dense.items()
         }
-        memory, fallbacks = build_expert_memory(checkpoint, prefixes, config, dtype, device, settings)
+        memory = build_expert_memory(checkpoint, prefixes, config, dtype, device, settings)
         memory.preload(advance)
-    except (RuntimeError, MemoryError, OSError, RelumeError) as error:
+        workers = Workers(num_threads if device.type == "cpu" else 1)
+    except BaseException as error:
         if memory is not None:
             memory.close()
         if not is_out_of_memory(error):
@@ -99,10 +98,9 @@ def load_model(
         ) from None
     finally:
         reader.close()
-    workers = Workers(num_threads if device.type == "cpu" else 1)
     executor = ExpertExecutor(memory, config.router.num_experts, config.num_dense_layers, workers)
     transformer = Transformer(config, weights, executor, workers, exact_batches)
-    return LoadedModel(transformer, memory, workers, read, tuple(fallbacks))
+    return LoadedModel(transformer, memory, workers, read)
 
 
 def _load_weight(

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from relume.config import ModelConfig
+from relume.core import RelumeError
 from relume.experts.executor import ExpertExecutor
 from relume.experts.kernels import swiglu
 from relume.experts.usage import Batch, ExpertUsage
+from relume.machine.memory import is_out_of_memory
 from relume.machine.workers import Workers, one_thread
 from relume.model.attention import SegmentContext, attention, segment_context
 from relume.model.batch import Segment, make_spans
@@ -57,9 +59,22 @@ class Transformer:
 
         Returns:
             For each segment the logits `[m, vocab]` in float32 of its `logit_rows`.
+
+        Raises:
+            RelumeError: an expert could not be read, or memory ran out.
         """
-        with one_thread() if self._bit_exact else nullcontext():
-            return self._forward(segments, usage)
+        try:
+            with one_thread() if self._bit_exact else nullcontext():
+                return self._forward(segments, usage)
+        except (RuntimeError, MemoryError, OSError) as error:
+            if not is_out_of_memory(error):
+                raise
+            num_tokens = sum(segment.num_tokens for segment in segments)
+            reason = str(error).strip().partition("\n")[0]
+            raise RelumeError(
+                f"memory ran out in a forward of {num_tokens} tokens ({reason}): give the experts less with "
+                "--expert-memory, or a prompt fewer --prefill-blocks"
+            ) from None
 
     def _forward(self, segments: Sequence[Segment], usage: ExpertUsage) -> list[torch.Tensor]:
         spans = [

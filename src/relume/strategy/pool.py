@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,9 +59,11 @@ class ResidentPool:
         kept, evicted = self._admit(layer, wanted, retention) if len(wanted) else (wanted, ())
         return Decision(hits, misses, kept, evicted)
 
-    def forget(self, layer: int, expert: int) -> None:
-        """The expert is not resident after all: reading it failed."""
-        self.resident[layer, expert] = False
+    def restore(self, keys: Iterable[tuple[int, int]]) -> None:
+        """These (layer, expert) pairs are resident, and no others: loading what was decided on was broken off."""
+        self.resident[:] = False
+        for key in keys:
+            self.resident[key] = True
 
     def resize(self, slots: Sequence[int] | int, retention: Retention) -> list[tuple[int, int]]:
         """Another number of slots, of the same kind; returns the (layer, expert) pairs that have to leave."""
