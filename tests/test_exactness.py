@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +194,25 @@ def test_a_replay_gives_the_live_hits_and_misses(
     assert sum(int(s.committed.sum()) for r in reader for s in r.spans) == sum(sum(r.commits) for r in results)
     bound = replay(reader, RETENTIONS["belady"], shape, budget, shared, future=foresee(reader, shape))
     assert bound.hits.sum() >= again.hits.sum()
+
+
+REPLAY = """
+import json, sys
+from relume.simulate.replay import replay
+from relume.strategy.retention import RETENTIONS
+from relume.trace.file import TraceReader
+from pathlib import Path
+reader = TraceReader(Path(sys.argv[1]))
+metadata = reader.metadata
+found = replay(reader, RETENTIONS[metadata.strategy], metadata.shape, list(metadata.slots))
+print(json.dumps(found.misses.tolist()))
+"""
+
+
+def test_another_process_replays_the_same(subject: Subject, tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    with subject.load(strategy="lfru", expert_memory="40%", max_batch=8) as engine, engine.record(path):
+        engine.generate_batch(subject.requests)
+    done = subprocess.run([sys.executable, "-c", REPLAY, str(path)], capture_output=True, text=True, check=True)
+    live = [[len(misses) for misses in record.misses] for record in TraceReader(path)]
+    assert json.loads(done.stdout) == live and sum(map(sum, live)) > 0

@@ -14,6 +14,8 @@ from checkpoints import LLADA2, make_tensors, write_checkpoint
 from hub_server import Hub, serve_hub
 from relume import Engine, RelumeError
 from relume.checkpoint.hub import resolve_model
+from relume.config import PackConfig
+from relume.pack.job import pack_model
 from terminal import RELUME, Terminal
 
 
@@ -119,3 +121,16 @@ def test_a_terminal_shows_progress_in_bytes(hub: Hub, tmp_path: Path) -> None:
     terminal = Terminal("generate", "org/model", *SHORT, environment=environment(hub, tmp_path / "home"))
     assert terminal.wait() == 0
     assert "B/s" in terminal.output
+
+
+def test_a_packed_folder_comes_with_its_experts(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    pack_model(hub.folder, folder, PackConfig("int8"))
+    with serve_hub(folder) as packed:
+        done = run(packed, tmp_path / "home", "inspect", "org/model", "--json")
+        inspected = json.loads(done.stdout.splitlines()[-1])
+        assert (inspected["packed_as"], inspected["weights_complete"]) == ("int8", False)
+        done = run(packed, tmp_path / "home", "generate", "org/model", *SHORT)
+        assert done.returncode == 0, done.stderr
+        expected = Engine.load(folder).generate("HELLO", block_length=8, max_tokens=12)
+        assert json.loads(done.stdout.splitlines()[-1])["token_ids"] == list(expected.token_ids)

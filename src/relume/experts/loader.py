@@ -71,9 +71,10 @@ class Loader:
         self._queue: list[_Queued] = []
         self._reading: list[Load] = []
         self._numbers = itertools.count()
-        lock = threading.Lock()
-        self._changed = threading.Condition(lock)
-        self._idle = threading.Condition(lock)
+        # Held as it is, not through its conditions: they are Python code, in which an interrupt could keep it locked.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._idle = threading.Condition(self._lock)
         self._closed = False
         self._threads: list[threading.Thread] = []
         try:
@@ -92,14 +93,14 @@ class Loader:
 
     def submit(self, load: Load, urgency: int = DEMAND) -> None:
         """Queue a load; it ends up in its `finished`, with an error if it failed."""
-        with self._changed:
+        with self._lock:
             require(not self._closed, "the engine was closed: load the model again")
             heapq.heappush(self._queue, _Queued(urgency, next(self._numbers), load))
             self._changed.notify()
 
     def cancel(self, load: Load) -> bool:
         """Take a load out of the queue; false if it has begun."""
-        with self._changed:
+        with self._lock:
             for index, queued in enumerate(self._queue):
                 if queued.load is load:
                     del self._queue[index]
@@ -124,7 +125,7 @@ class Loader:
 
     def halt(self) -> list[Load]:
         """Forget what is queued and wait for what is being read; returns what `patience_s` did not bring."""
-        with self._idle:
+        with self._lock:
             self._queue.clear()
             while self._reading:
                 left = min(load.began for load in self._reading) + self.patience_s - time.perf_counter()
@@ -135,7 +136,7 @@ class Loader:
 
     def close(self) -> None:
         """End the threads and close the source; a read that does not end keeps its thread and its file."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         if self.halt():
@@ -145,7 +146,7 @@ class Loader:
         self.source.close()
 
     def _overdue(self) -> str:
-        with self._changed:
+        with self._lock:
             load = min(self._reading, key=lambda load: load.began, default=None)
         if load is None:
             return f"no expert arrived for {self.patience_s:g} s and none is being read: load the model again"
@@ -158,7 +159,7 @@ class Loader:
     def _work(self) -> None:
         with one_thread(), torch.inference_mode():
             while True:
-                with self._changed:
+                with self._lock:
                     while not self._queue and not self._closed:
                         self._changed.wait()
                     if self._closed:
@@ -167,7 +168,7 @@ class Loader:
                     load.began = time.perf_counter()
                     self._reading.append(load)
                 self._read(load)
-                with self._idle:
+                with self._lock:
                     self._reading.remove(load)
                     if not self._reading:
                         self._idle.notify_all()

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 import torch
 
 from relume.checkpoint.copying import copy_tensors, replace_file, text_files
-from relume.checkpoint.folder import SINGLE_FILE, Checkpoint, open_checkpoint
+from relume.checkpoint.folder import SINGLE_FILE, open_checkpoint
 from relume.checkpoint.hub import SHIPPED, resolve_model
 from relume.checkpoint.pack import Pack
 from relume.checkpoint.pack_writer import PackWriter
 from relume.checkpoint.tensor_file import TensorEntry
-from relume.config import ModelConfig, PackConfig, require
+from relume.config import PackConfig, require
 from relume.core import Progress
-from relume.experts.formats import DenseFormat, ExpertFormat
+from relume.experts.formats import ExpertFormat
 from relume.experts.packed import PackedExperts, packed_format
-from relume.experts.source import CheckpointExperts
-from relume.machine.threads import effective_cores
-from relume.machine.workers import one_thread
 from relume.model.families import identify
 from relume.model.family import expert_tensors
 from relume.pack.fingerprint import fingerprint
 from relume.pack.report import PackReport, make_report, relative_errors
+from relume.pack.source import SourceExperts
 
 
 def pack_model(
@@ -80,7 +75,7 @@ def pack_model(
     )
     left_out = expert_tensors(family, config, checkpoint)
     kept = [entry for name, entry in checkpoint.tensors.items() if name not in left_out]
-    reader = _Reader(checkpoint, prefixes, config, packing)
+    reader = SourceExperts(checkpoint, prefixes, config, packing)
     with PackWriter(out, pack, sum(entry.num_bytes for entry in kept)) as writer:
         if not writer.finished:
             _fill(writer, kept, folder, reader, expert_format, pack, progress or (lambda _added, _total: None))
@@ -108,7 +103,7 @@ def _fill(
     writer: PackWriter,
     kept: list[TensorEntry],
     folder: Path,
-    reader: _Reader,
+    reader: SourceExperts,
     expert_format: ExpertFormat,
     pack: Pack,
     progress: Progress,
@@ -130,46 +125,3 @@ def _fill(
         writer.append(record.numpy().data)
         progress(pack.record_bytes, total)
     writer.finish()
-
-
-class _Reader:
-    """Experts of the source, put into another format side by side."""
-
-    def __init__(
-        self, checkpoint: Checkpoint, prefixes: list[str], config: ModelConfig, packing: PackConfig
-    ) -> None:
-        self._checkpoint, self._prefixes, self._config = checkpoint, prefixes, config
-        # Quantising begins with all bits that there are.
-        self._dtype = torch.bfloat16 if packing.experts == "bf16" else torch.float32
-
-    def _dense(self, dtype: torch.dtype) -> DenseFormat:
-        return DenseFormat(self._config.hidden_size, self._config.expert_size, dtype)
-
-    def source(self, dtype: torch.dtype) -> CheckpointExperts:
-        """Where experts come from, into slots of this type."""
-        config = self._config
-        return CheckpointExperts(
-            self._checkpoint, self._prefixes, config.router.num_experts, self._dense(dtype), direct=False
-        )
-
-    def records(self, wanted: Iterable[tuple[int, int]], expert_format: ExpertFormat) -> Iterator[torch.Tensor]:
-        """`[slot_bytes]` uint8 of each (layer, expert)."""
-        dense, source = self._dense(self._dtype), self.source(self._dtype)
-
-        def make(key: tuple[int, int]) -> torch.Tensor:
-            weights = dense.views(torch.empty(dense.slot_bytes, dtype=torch.uint8))
-            record = torch.zeros(expert_format.slot_bytes, dtype=torch.uint8)
-            with one_thread():
-                source.read(*key, weights)
-                gate_up, down = weights
-                expert_format.fill(gate_up, down, expert_format.views(record))
-            return record
-
-        cores = effective_cores()
-        try:
-            with ThreadPoolExecutor(cores) as pool:
-                remaining = iter(wanted)
-                while keys := list(islice(remaining, cores)):
-                    yield from pool.map(make, keys)
-        finally:
-            source.close()
