@@ -63,12 +63,12 @@ def check_memory(engine: Engine) -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), (layer, expert)
 
 
-def check_error(error: RelumeError, folder: Path) -> None:
-    """One line that names a shard and a byte."""
+def check_error(error: RelumeError, folder: Path, reason: str = "") -> None:
+    """One line that names a shard, a byte and the reason."""
     text = str(error)
     assert "\n" not in text
     assert any(f"{path}: " in text for path in folder.glob("*.safetensors")), text
-    assert "byte" in text, text
+    assert "byte" in text and reason in text, text
 
 
 def relume_threads() -> list[str]:

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from checkpoints import LLADA2, make_tensors, write_checkpoint
 from faults import Disk, check_error, check_memory, num_descriptors, options, relume_threads
 from relume import DecodingConfig, Engine, RelumeError, Request
+from relume.config import EngineConfig
 from relume.experts import executor, loader
 from relume.experts.formats import DenseFormat, Views
 
@@ -92,8 +93,7 @@ def test_any_read_of_a_request_may_fail(
             try:
                 tokens = run(engine, SHORT)
             except RelumeError as error:
-                check_error(error, folder)
-                assert "Input/output error" in str(error)
+                check_error(error, folder, "Input/output error")
             else:
                 assert tokens == expected[-1]
                 break
@@ -133,7 +133,7 @@ def test_any_read_of_loading_may_fail(folder: Path, disk: Disk, reads: str, stra
         except RelumeError as error:
             if "page cache" not in str(error):
                 check_error(error, folder)
-            assert disk.count <= number + 1 + 3 + 2 * loader_threads()
+            assert disk.count <= number + 12  # 4 readers, each with an expert of at most 3 reads
         else:
             if number >= disk.count:
                 break
@@ -141,10 +141,6 @@ def test_any_read_of_loading_may_fail(folder: Path, disk: Disk, reads: str, stra
         assert relume_threads() == threads
         assert num_descriptors() == descriptors
     assert number > (60 if strategy == "full" else 30)
-
-
-def loader_threads() -> int:
-    return 4
 
 
 def test_a_stream_that_failed_does_not_go_on(folder: Path, expected: list[tuple[int, ...]], disk: Disk) -> None:
@@ -163,7 +159,14 @@ def test_a_stream_that_failed_does_not_go_on(folder: Path, expected: list[tuple[
 
 @pytest.mark.parametrize(
     ("reads", "most"),
-    [("buffered", 100), ("buffered", 4096), ("direct", 4096), ("direct", 4097), ("direct", 5000), ("direct", 8191)],
+    [
+        ("buffered", 100),
+        ("buffered", 4096),
+        ("direct", 4096),
+        ("direct", 4097),
+        ("direct", 5000),
+        ("direct", 8191),
+    ],
 )
 def test_short_reads_are_continued(
     folder: Path, expected: list[tuple[int, ...]], disk: Disk, reads: str, most: int
@@ -196,7 +199,7 @@ def test_a_file_that_is_truncated_while_in_use(
         for shard in own.glob("*.safetensors"):
             os.truncate(shard, int(shard.stat().st_size * kept) | 1)
         for request in REQUESTS:
-            with pytest.raises(RelumeError, match="truncated: .* ends early|changed while it was in use") as caught:
+            with pytest.raises(RelumeError, match=r"truncated: .* ends early|changed while it was") as caught:
                 run(engine, request)
             assert "\n" not in str(caught.value) and ".safetensors: " in str(caught.value)
             if kept == 0.0:
@@ -231,8 +234,6 @@ def test_files_that_others_replace_stay_in_use(own: Path, expected: list[tuple[i
 
 
 def test_files_that_change_between_their_headers_and_their_data_are_refused(own: Path) -> None:
-    from relume.config import EngineConfig
-
     for change in (replace_shards, overwrite_shards):
         engine = Engine.open(own, EngineConfig(dtype="float32", strategy="lru", expert_memory="25%"))
         change(own)
@@ -270,7 +271,8 @@ def test_a_file_that_is_overwritten_is_an_error(own: Path, expected: list[tuple[
 def test_a_file_system_without_direct_reads_is_said_aloud(
     folder: Path, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    real_open, real_read, direct = os.open, os.preadv, set()
+    real_open, real_read = os.open, os.preadv
+    direct: set[int] = set()
 
     def refuse_open(path: Any, flags: int, *rest: Any, **named: Any) -> int:
         if flags & os.O_DIRECT and refused == "open":
@@ -311,7 +313,8 @@ def test_an_exception_in_an_expert_kernel(
 
     monkeypatch.setattr(DenseFormat, "compute", compute)
     with Engine.load(folder, **options(num_threads=num_threads)) as engine:
-        for number in range(0, 90, 4):
+        run(engine, SHORT)
+        for number in range(0, next(calls), 5):
             fail_at = next(calls) + 1 + number
             with pytest.raises(RuntimeError, match="the kernel broke"):
                 run(engine, SHORT)
@@ -322,10 +325,11 @@ def test_memory_that_runs_out_in_a_forward_is_one_line(
     folder: Path, expected: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Engine.load(folder, **options()) as engine:
-        with monkeypatch.context() as patch, pytest.raises(RelumeError, match="memory ran out in a forward") as caught:
+        with monkeypatch.context() as patch:
             patch.setattr(DenseFormat, "compute", lambda *_: torch.empty(2**60, dtype=torch.uint8))
-            run(engine, SHORT)
-        assert "\n" not in str(caught.value) and "--expert-memory" in str(caught.value)
+            with pytest.raises(RelumeError, match=r"memory ran out in a forward of .* --expert-memory") as caught:
+                run(engine, SHORT)
+        assert "\n" not in str(caught.value)
         check_alive(engine, expected)
 
 
@@ -366,35 +370,33 @@ class Interrupt:
                 raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["in a request", "while cleaning up"])
-def test_an_interrupt_may_come_at_any_line(
-    folder: Path, expected: list[tuple[int, ...]], disk: Disk, fails: bool
-) -> None:
+@pytest.mark.parametrize("fails", [False, True], ids=["in a forward", "while cleaning up"])
+def test_an_interrupt_may_come_at_any_line(folder: Path, disk: Disk, fails: bool) -> None:
     draw = random.Random(3)
+    ids = range(4)
+    with Engine.load(folder, dtype="float32", strategy="full") as engine:
+        expected = engine.logits(ids)
     with Engine.load(folder, **options("buffered")) as engine:
-        run(engine, SHORT)
         seen: Counter[Place] = Counter()
-        disk.fail_at = disk.count + 20 if fails else None
-        with traced(lambda place: seen.update((place,))):
-            try:
-                run(engine, SHORT)
-            except RelumeError:
-                assert fails
-        check_alive(engine, expected)
+        disk.fail_at = disk.count + 9 if fails else None
+        with traced(lambda place: seen.update((place,))), suppress(RelumeError):
+            engine.logits(ids)
         assert len(seen) > 60
         interrupted = 0
         for place, times in seen.items():
             if "with self._lock" in linecache.getline(*place):
                 continue  # the line counts when the lock is released, too, and that cannot be interrupted
-            disk.fail_at = disk.count + 20 if fails else None
+            disk.fail_at = disk.count + 9 if fails else None
             try:
                 with traced(Interrupt(place, times if fails else draw.randint(1, times))):
-                    assert run(engine, SHORT) == expected[-1]
-            except (KeyboardInterrupt, RelumeError) as error:
-                interrupted += isinstance(error, KeyboardInterrupt)
+                    assert torch.equal(engine.logits(ids), expected)
+            except KeyboardInterrupt:
+                interrupted += 1
+            except RelumeError as error:
+                check_error(error, folder)
             disk.fail_at = None
-            assert run(engine, SHORT) == expected[-1], place  # an interrupt of cleaning up is made up for here
-            check_alive(engine, expected)
+            assert torch.equal(engine.logits(ids), expected), place  # makes up for cleaning that was interrupted
+            check_memory(engine)
         assert interrupted > len(seen) / 2
 
 

@@ -195,7 +195,7 @@ pack_model(sys.argv[1], Path(sys.argv[2]), PackConfig("int4"))
 def test_a_killed_run_is_continued_to_the_same_bytes(packed: dict[str, Path], model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     kept = []
-    # One expert takes three writes: the record, its padding and the journal's line.
+    # The first write is the journal's first line; an expert takes three: record, padding, and its line there.
     for writes in (0, 7, 3 * 16, 3 * 3 + 1):
         ended = subprocess.run([sys.executable, "-c", KILLED, model, out, str(writes)], check=False)
         assert ended.returncode == -signal.SIGKILL
@@ -264,7 +264,7 @@ def test_too_little_space_is_said_before_anything_is_written(
 
 def test_two_runs_do_not_write_the_same_folder(model: Path, tmp_path: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", KILLED.replace("SIGKILL", "SIGSTOP"), model, tmp_path / "out", "30"]
+        [sys.executable, "-c", KILLED.replace("SIGKILL", "SIGSTOP"), model, tmp_path / "out", "31"]
     )
     try:
         while not os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOHANG):

@@ -12,6 +12,7 @@ def main() -> None:
         from relume.cli.app import app
         from relume.cli.terminal import fail
         from relume.core import RelumeError
+        from relume.machine.limits import soft_limit
 
         if not sys.stderr.isatty():
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # progress is for terminals
@@ -26,5 +27,12 @@ def main() -> None:
         except OSError as error:
             sys.stdout = None
             fail(f"the output cannot be written ({error.strerror})")
+        except (MemoryError, SystemError, ImportError) as error:  # how torch says that it cannot be loaded
+            limits = {name: soft_limit(name) for name in ("RLIMIT_AS", "RLIMIT_DATA")}
+            tight = [f"{name} of {limit // 2**20}MiB" for name, limit in limits.items() if limit is not None]
+            if not tight or isinstance(error, ModuleNotFoundError):
+                raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            fail(f"memory ran out before a model was opened ({reason}): raise {' and '.join(tight)}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -71,7 +71,7 @@ class Loader:
         self._queue: list[_Queued] = []
         self._reading: list[Load] = []
         self._numbers = itertools.count()
-        # Held as it is, not through its conditions: they are Python code, in which an interrupt could keep it locked.
+        # Held as it is, not through its conditions: they are Python code, and an interrupt could leave it locked.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
@@ -135,7 +135,7 @@ class Loader:
             return list(self._reading)
 
     def close(self) -> None:
-        """End the threads and close the source; a read that does not end keeps its thread and its file."""
+        """End the threads and close the source; reads that do not end keep both until they do."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()
@@ -170,8 +170,12 @@ class Loader:
                 self._read(load)
                 with self._lock:
                     self._reading.remove(load)
-                    if not self._reading:
+                    was_last = not self._reading
+                    if was_last:
                         self._idle.notify_all()
+                    gone = was_last and self._closed  # `close` did not wait
+                if gone:
+                    self.source.close()
                 del load
 
     def _read(self, load: Load) -> None:

@@ -9,6 +9,8 @@ import sys
 
 import torch
 
+from relume.machine.limits import find_limits
+
 
 def peak_rss_bytes() -> int:
     """The largest resident set that this process ever had, in bytes."""
@@ -27,7 +29,11 @@ def allocate_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:
     """`[num_bytes]` uint8, at the start of a page; on Linux in huge pages where the kernel gives them."""
     if device.type != "cpu":
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    memory = mmap.mmap(-1, max(1, num_bytes))
+    if hasattr(mmap, "MAP_PRIVATE"):
+        # Shared, which is the default, it would get no huge pages, and no limit on data would count it.
+        memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:
+        memory = mmap.mmap(-1, max(1, num_bytes))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -39,7 +45,10 @@ class PinError(RuntimeError):
 
 
 def pin(memory: torch.Tensor) -> None:
-    """Pin host memory that is there and filled. Raises `PinError`."""
+    """Pin host memory that is there and filled, at most `Limits.pin_cap_bytes`. Raises `PinError`."""
+    cap = find_limits(with_gpus=False).pin_cap_bytes
+    if memory.numel() > cap:
+        raise PinError(f"at most half of RAM is pinned, {cap / 2**30:.1f} GiB, and these are {memory.numel() / 2**30:.1f}")
     code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(code) != 0:
         raise PinError(f"the driver refused to pin {memory.numel() / 2**30:.1f} GiB (code {int(code)})")
