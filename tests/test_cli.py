@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -172,6 +173,13 @@ def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
         check=False,
     )
     assert "Traceback" not in done.stderr
+
+
+def test_loading_shows_bytes_rate_and_time_left(model: Path) -> None:
+    terminal = Terminal("generate", model, "HELLO", *SHORT)
+    assert terminal.wait() == 0
+    assert "loading" in terminal.output and "KiB" in terminal.output
+    assert "B/s" in terminal.output and re.search(r"\d:\d\d:\d\d", terminal.output)
 
 
 def test_live_shows_the_canvas_and_leaves_the_terminal_clean(model: Path) -> None:

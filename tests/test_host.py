@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,7 +88,8 @@ def test_nothing_is_pinned_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.Tensor, "pin_memory", fail)
     monkeypatch.setattr(torch.cuda, "cudart", fail)
     folder = write_checkpoint(tmp_path, LLADA2, make_tensors(LLADA2))
-    for options in ({}, {"strategy": "lru", "expert_memory": "25%", "host_memory": "50%"}):
+    settings: list[dict[str, Any]] = [{}, {"strategy": "lru", "expert_memory": "25%", "host_memory": "50%"}]
+    for options in settings:
         with Engine.load(folder, **options) as engine:
             assert len(engine.generate(input_ids=[1, 2, 3], max_tokens=4, ignore_eos=True).token_ids) == 4
             assert engine.fallbacks == ()

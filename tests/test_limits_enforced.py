@@ -75,7 +75,7 @@ def test_decodes_within_a_limit_on_data(folder: Path) -> None:
     ("limit", "mebibytes", "more", "words"),
     [
         ("RLIMIT_DATA", 500, (), ["of memory are too little", "at least --memory", "--expert-memory 1"]),
-        ("RLIMIT_AS", 1300, (), ["of memory are too little", "at least --memory", "--expert-memory 1"]),
+        ("RLIMIT_AS", 1000, (), ["of memory are too little", "at least --memory", "--expert-memory 1"]),
         ("RLIMIT_AS", 300, (), ["memory ran out before a model was opened", "raise RLIMIT_AS of 300MiB"]),
         # Who overrules the plan meets the system's own refusal.
         ("RLIMIT_DATA", 300, ("--memory", "8GiB"), ["do not fit in memory", "--expert-memory"]),

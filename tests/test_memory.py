@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from relume.checkpoint.folder import open_checkpoint
 from relume.experts import arena
 from relume.experts.source import CheckpointExperts
 from relume.machine.memory import allocate_bytes
+from terminal import RELUME
 
 MEASURE = """
 import json, resource, sys
@@ -112,3 +114,27 @@ def test_the_commit_forward_is_skipped_where_it_would_change_nothing(
         forwards[0] = 0
         iterations = engine.generate(**decoder, **options).statistics.num_iterations  # type: ignore[arg-type]
         assert forwards[0] == iterations + extra
+
+
+def test_experts_are_read_in_place_and_only_when_they_are_wanted(tmp_path: Path) -> None:
+    """No second copy on disk, and no pass over all experts to warm up."""
+    folder = write_checkpoint(tmp_path / "model", LLADA2, make_tensors(LLADA2), num_shards=2, tokenizer=True)
+    (tmp_path / "empty").mkdir()
+    before = {path: path.stat() for path in folder.iterdir()}
+    places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME"), str(tmp_path / "empty"))
+    few = ["--strategy", "lru", "--expert-memory", "25%", "--max-tokens", "8"]
+    subprocess.run(
+        [str(RELUME), "generate", str(folder), "ABC", *few],
+        check=True,
+        capture_output=True,
+        cwd=tmp_path / "empty",
+        env=os.environ | places,
+    )
+    assert list((tmp_path / "empty").rglob("*")) == []
+    after = {path: path.stat() for path in folder.iterdir()}
+    assert [(p, s.st_size, s.st_mtime_ns) for p, s in after.items()] == [
+        (p, s.st_size, s.st_mtime_ns) for p, s in before.items()
+    ]
+    experts = sum(e.num_bytes for name, e in open_checkpoint(folder).tensors.items() if ".experts." in name)
+    with Engine.load(folder, strategy="lru", expert_memory="25%") as engine:
+        assert engine._model.bytes_read == open_checkpoint(folder).num_bytes - experts

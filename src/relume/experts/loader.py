@@ -53,7 +53,7 @@ class _Queued:
 
 
 class Loader:
-    """Several reads in flight; those still queued can be cancelled.
+    """Several reads in flight; those still queued can be forgotten.
 
     Args:
         source: where experts come from; also an attribute.
@@ -97,16 +97,6 @@ class Loader:
             require(not self._closed, "the engine was closed: load the model again")
             heapq.heappush(self._queue, _Queued(urgency, next(self._numbers), load))
             self._changed.notify()
-
-    def cancel(self, load: Load) -> bool:
-        """Take a load out of the queue; false if it has begun."""
-        with self._lock:
-            for index, queued in enumerate(self._queue):
-                if queued.load is load:
-                    del self._queue[index]
-                    heapq.heapify(self._queue)
-                    return True
-        return False
 
     def wait(self, finished: SimpleQueue[Load]) -> list[Load]:
         """Wait for one load to end, and take all that have ended by then.

@@ -48,7 +48,8 @@ def pin(memory: torch.Tensor) -> None:
     """Pin host memory that is there and filled, at most `Limits.pin_cap_bytes`. Raises `PinError`."""
     cap = find_limits(with_gpus=False).pin_cap_bytes
     if memory.numel() > cap:
-        raise PinError(f"at most half of RAM is pinned, {cap / 2**30:.1f} GiB, and these are {memory.numel() / 2**30:.1f}")
+        wanted = memory.numel() / 2**30
+        raise PinError(f"at most half of RAM is pinned, {cap / 2**30:.1f} GiB, and these are {wanted:.1f}")
     code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(code) != 0:
         raise PinError(f"the driver refused to pin {memory.numel() / 2**30:.1f} GiB (code {int(code)})")
