@@ -16,7 +16,7 @@ import pytest
 from relume.cli import machine as command
 from relume.core import RelumeError
 from relume.machine import bandwidth, profile
-from relume.machine.cgroup import memory_groups
+from relume.machine.cgroup import cpu_quota, memory_groups
 from relume.machine.figures import KernelTimes, MachineProfile, Measurement
 from relume.machine.limits import count_numa_nodes, find_limits, find_memory
 from relume.machine.threads import effective_cores
@@ -149,6 +149,55 @@ def test_odd_files_count_as_no_limit(tmp_path: Path, text: str) -> None:
     assert find_memory(system(tmp_path, {"proc/meminfo": text}), no_limit).total_bytes > 0
 
 
+CPU_MOUNT = "34 31 0:31 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+CPU_V1 = {"proc/self/cgroup": "3:cpu,cpuacct:/user/app\n0::/\n", "proc/self/mountinfo": CPU_MOUNT}
+C1 = "sys/fs/cgroup/cpu,cpuacct"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        (V2, None),
+        (V2 | {f"{G2}/user/app/cpu.max": "max 100000\n"}, None),
+        (V2 | {f"{G2}/user/app/cpu.max": "150000 100000\n"}, 1.5),
+        (  # an outer level is tighter
+            V2 | {f"{G2}/user/app/cpu.max": "800000 100000\n", f"{G2}/user/cpu.max": "100000 50000\n"},
+            2.0,
+        ),
+        (  # a container: its own group is what is mounted
+            {
+                "proc/self/cgroup": "0::/docker/abc\n",
+                "proc/self/mountinfo": V2_MOUNT.replace("0:26 /", "0:26 /docker/abc"),
+                f"{G2}/cpu.max": "300000 100000\n",
+            },
+            3.0,
+        ),
+        (CPU_V1 | {f"{C1}/user/app/cpu.cfs_quota_us": "-1\n", f"{C1}/user/app/cpu.cfs_period_us": "9\n"}, None),
+        (
+            CPU_V1
+            | {
+                f"{C1}/user/app/cpu.cfs_quota_us": "-1\n",
+                f"{C1}/user/app/cpu.cfs_period_us": "100000\n",
+                f"{C1}/user/cpu.cfs_quota_us": "50000\n",
+                f"{C1}/user/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+        (V1 | {f"{G1}/user/app/cpu.max": "1 1\n"}, None),  # memory is not where the quota stands
+        *((V2 | {f"{G2}/user/app/cpu.max": text}, None) for text in ("", "1", "0 9", "9 0", "a b", "1 2 3")),
+    ],
+)
+def test_the_tightest_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float | None
+) -> None:
+    root = system(tmp_path, files)
+    assert cpu_quota(root) == expected
+    for cores in (2, 16):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores), raising=False)
+        assert effective_cores(root) == (cores if expected is None else max(1, min(cores, round(expected))))
+
+
 def test_a_system_without_proc_still_has_memory(tmp_path: Path) -> None:
     assert memory_groups(tmp_path) == []
     assert find_memory(tmp_path, no_limit).total_bytes > GIB
@@ -197,7 +246,7 @@ def test_disk_reads_a_scratch_file_that_is_gone_afterwards(
     monkeypatch.setattr(os, "preadv", count)
     with bandwidth.scratch_file(tmp_path, 10_000) as path:
         assert path.stat().st_size == 16 * 12288  # whole pages
-        assert bandwidth.disk_read(path, 10_000, direct=False) > 0
+        assert bandwidth.disk_read(path, 10_000, direct=False, num_threads=4) > 0
         assert sum(read) % (16 * 12288) == 0 and len(read) >= 3 * 16
     assert list(tmp_path.iterdir()) == []
 
@@ -209,11 +258,11 @@ def test_what_cannot_be_measured_has_a_reason(tmp_path: Path, monkeypatch: pytes
     with bandwidth.scratch_file(tmp_path, 4096) as path, monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         with pytest.raises(bandwidth.NotMeasuredError, match=r"refuses O_DIRECT \(Invalid argument\)"):
-            bandwidth.disk_read(path, 4096, direct=True)
+            bandwidth.disk_read(path, 4096, direct=True, num_threads=4)
         path.write_bytes(b"")
         patch.undo()
         with pytest.raises(bandwidth.NotMeasuredError, match="ended early"):
-            bandwidth.disk_read(path, 4096, direct=False)
+            bandwidth.disk_read(path, 4096, direct=False, num_threads=4)
     (tmp_path / "file").touch()
     with (
         pytest.raises(bandwidth.NotMeasuredError, match="cannot write there"),
@@ -368,7 +417,7 @@ def test_everything_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def layer_seconds(num_threads: int) -> float:
         return 1.0 / num_threads
 
-    found = profile.measure_profile(kernel, layer_seconds, tmp_path, 64, 32, lambda *step: steps.append(step))
+    found = profile.measure_profile(kernel, layer_seconds, tmp_path, 64, 32, 4, lambda *step: steps.append(step))
     assert found.compute_threads.value == effective_cores()
     assert found.memory_read.value == 12.35
     assert found.read_bytes == 3 * 64 * 32 * 2

@@ -141,6 +141,7 @@ def test_damage_is_found_when_an_expert_is_read(packed: dict[str, Path], tmp_pat
         ({"num_experts": 15}, "checksums"),
         ({"group_size": 7}, "no groups"),
         ({"hidden_size": 64}, "hidden_size 64 instead of 32"),
+        ({"expert_bytes": 2532}, f"{PACK_FILE} has expert_bytes 2532 instead of"),
         ({"colour": 1}, "unknown key 'colour'"),
     ],
 )

@@ -56,7 +56,9 @@ def test_simulate_prints_a_table_and_json() -> None:
 def test_a_profile_makes_static_possible(tmp_path: Path) -> None:
     made = run("trace", "profile", SMALL_TRACE, tmp_path / "p.npz", "--json")
     assert made.returncode == 0, made.stderr
-    assert len(json.loads(made.stdout.splitlines()[-1])["mean_active"]) == 4
+    document = json.loads(made.stdout.splitlines()[-1])
+    assert len(document["mean_active"]) == 4
+    assert document["model"] == TraceReader(SMALL_TRACE).metadata.model
     arguments = ["simulate", SMALL_TRACE, "--strategy", "static", "--expert-memory", "9"]
     assert run(*arguments, "--profile", tmp_path / "p.npz").returncode == 0
     refused = run(*arguments)
@@ -83,6 +85,15 @@ def test_trace_info(tmp_path: Path) -> None:
         4,
     )
     assert "tokens per iteration" in done.stdout
+
+
+def test_trace_info_without_a_denoising_forward(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "empty", [], TraceReader(SMALL_TRACE).metadata)
+    done = run("trace", "info", path, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert (document["active_by_layer"], document["hit_rate"]) == ([], None)
+    assert "0 denoise" in done.stdout and "by layer" not in done.stdout
 
 
 def test_trace_synth_shows_its_figures_next_to_the_published(tmp_path: Path) -> None:

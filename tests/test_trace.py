@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,10 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_text() == "old"
     with pytest.raises(RelumeError, match="cannot be written"):
         TraceWriter(tmp_path / "nowhere" / "t", METADATA)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RelumeError, match="this is a folder"):
+        TraceWriter(tmp_path / "folder", METADATA)
+    assert not (tmp_path / "folder.part").exists()
 
 
 def foreign(path: Path) -> None:
@@ -201,10 +206,17 @@ def test_profile_counts_voting_tokens(tmp_path: Path) -> None:
     loaded = Profile.load(path, shape)
     assert_same(loaded.popularity, profile.popularity)
     assert_same(loaded.mean_active, profile.mean_active)
+    assert loaded.model == profile.model == ""
+    replace(profile, model="one").save(path)
+    assert Profile.load(path, shape).model == "one"
     with pytest.raises(RelumeError, match="1 layers of 4 experts, 1 a token, the model has 2 layers"):
         Profile.load(path, ExpertShape(2, 4, 1))
     with pytest.raises(RelumeError, match="cannot be written"):
         profile.save(tmp_path / "nowhere" / "p")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RelumeError, match="Is a directory"):
+        profile.save(tmp_path / "folder")
+    assert not (tmp_path / "folder.part").exists()
 
 
 def test_files_that_are_no_profiles(tmp_path: Path) -> None:
@@ -213,12 +225,16 @@ def test_files_that_are_no_profiles(tmp_path: Path) -> None:
     with pytest.raises(RelumeError, match="no such profile"):
         Profile.load(path, shape)
     path.write_text("text")
-    with pytest.raises(RelumeError, match="no profile"):
+    with pytest.raises(RelumeError, match=r"no profile.*no \.npz file"):
         Profile.load(path, shape)
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(RelumeError, match="no profile"):
+    with pytest.raises(RelumeError, match=r"no profile.*no \.npz file"):
         Profile.load(path, shape)
+    np.savez(path, version=np.array(object()), allow_pickle=True)
+    with pytest.raises(RelumeError, match="damaged") as caught:
+        Profile.load(path, shape)
+    assert "pickle" not in str(caught.value)
     np.savez(path, version=7)
     with pytest.raises(RelumeError, match="version 7"):
         Profile.load(path, shape)

@@ -294,7 +294,8 @@ class EngineConfig:
         device: a torch device, `cpu` or `cuda`.
         prefill_blocks: blocks of a prompt in one forward, which bounds the activations that a long prompt takes;
             `None` for as many as hold `PREFILL_TOKENS`.
-        max_batch: requests that decode together; more wait their turn.
+        max_batch: requests that decode together; more wait their turn. Memory is planned for so many, each of
+            `context` positions, and is then missing for experts.
         exact_batches: compute each request's rows apart, so that its tokens do not depend on its company. Off, a
             batch reads the dense weights once, and rounding may then change a token.
         strategy: which experts stay near the compute: a name of `strategy.retention.RETENTIONS`, or `auto`.
@@ -314,7 +315,7 @@ class EngineConfig:
     dtype: DTypeName = "auto"
     device: str = "cpu"
     prefill_blocks: int | None = None
-    max_batch: int = 32
+    max_batch: int = 4
     exact_batches: bool = True
     strategy: str = "auto"
     expert_memory: str = "auto"

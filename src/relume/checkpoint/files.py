@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from relume.core import RelumeError
-
-#: Offsets, lengths and addresses of direct reads are multiples of this.
-PAGE = 4096
+from relume.machine.pages import PAGE, whole_pages
 
 #: Of an open file: what changes when it is written to, or replaced.
 Signature = tuple[int, int, int]
@@ -64,7 +62,7 @@ class Files:
             RelumeError: as `fill`.
         """
         start = offset - offset % PAGE
-        wide = -(-(offset + num_bytes - start) // PAGE) * PAGE
+        wide = whole_pages(offset + num_bytes - start)
         self._read(path, start, buffer.bytes[:wide].data, offset + num_bytes - start, what)
         return buffer.bytes[offset - start : offset - start + num_bytes]
 

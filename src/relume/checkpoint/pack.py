@@ -1,7 +1,7 @@
 """What a packed folder says of its experts: `relume_pack.json`.
 
 Beside the usual JSON files, a packed folder holds one safetensors file with everything but the routed experts, and
-one file of experts for each MoE layer: records of one size, each at a multiple of `PAGE`, in the experts' order.
+one file of experts for each MoE layer: records of one size, each in whole pages, in the experts' order.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from relume.checkpoint.files import PAGE
 from relume.checkpoint.json_file import exists, read_json
 from relume.config import ModelConfig, PackConfig, PackedFormatName, require, require_known, require_types
 from relume.core import RelumeError
+from relume.machine.pages import whole_pages
 
 PACK_FILE = "relume_pack.json"
 #: What is packed so far; its presence without `PACK_FILE` marks a folder that is unfinished.
@@ -58,7 +58,7 @@ class Pack:
     @property
     def record_bytes(self) -> int:
         """From one expert to the next in a file."""
-        return -(-self.expert_bytes // PAGE) * PAGE
+        return whole_pages(self.expert_bytes)
 
     @property
     def layer_bytes(self) -> int:

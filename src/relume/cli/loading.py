@@ -54,7 +54,10 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         from relume.strategy.budget import ExpertMemory, parse_size
+        from relume.strategy.retention import RETENTIONS
 
+        if self.strategy != "auto":
+            RETENTIONS[self.strategy]
         self.engine()  # building it checks the values
         ExpertMemory.parse(self.expert_memory)
         if self.host_memory is not None:

@@ -126,16 +126,14 @@ def profile(
 
     reader = TraceReader(path)
     with item_progress("reading") as progress:
-        made = Profile.from_records(_counted(reader, reader.num_forwards, progress), reader.metadata.shape)
+        records = _counted(reader, reader.num_forwards, progress)
+        made = Profile.from_records(records, reader.metadata.shape, reader.metadata.model)
     made.save(out)
     mean = float(made.mean_active.mean())
     typer.echo(f"{out}: {reader.num_forwards} forwards, {mean:.1f} experts of a layer active in an iteration")
     if json_output:
-        typer.echo(
-            json.dumps(
-                {"path": str(out), "forwards": reader.num_forwards, "mean_active": made.mean_active.tolist()}
-            )
-        )
+        document = {"path": str(out), "model": made.model, "forwards": reader.num_forwards}
+        typer.echo(json.dumps(document | {"mean_active": made.mean_active.tolist()}))
 
 
 def _counted(records: Iterable[ForwardRecord], total: int, progress: Progress) -> Iterator[ForwardRecord]:

@@ -39,7 +39,7 @@ def print_table(document: dict[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column()
     for key, value in document.items():
-        if value is not None:
+        if value not in (None, (), []):
             table.add_row(key.replace("_", " "), _cell(key, value))
     Console(highlight=False).print(table)
 

@@ -25,17 +25,17 @@ from relume.engine.provision import Provision, compute_threads, provision
 from relume.engine.recorder import Recorder
 from relume.engine.request import Messages, Request, whole_numbers
 from relume.engine.result import GenerationResult, Statistics
+from relume.engine.runtime import Runtime
 from relume.engine.scheduler import Scheduler
 from relume.engine.sequence import DecodingSequence, check_block_length, check_tokens
 from relume.engine.stream import Stream
-from relume.experts.usage import ExpertUsage
-from relume.machine.memory import is_out_of_memory, peak_rss_bytes
+from relume.machine.memory import peak_rss_bytes
+from relume.machine.profile import machine_identity
 from relume.model.batch import Segment
 from relume.model.families import identify
 from relume.model.kv_cache import KVCache
 from relume.model.loading import LoadedModel, compute_dtype, load_model
 from relume.model.sizes import model_sizes
-from relume.strategy.budget import ExpertMemory, uniform
 from relume.trace.file import TraceWriter
 from relume.trace.metadata import TraceMetadata
 
@@ -53,8 +53,8 @@ class Engine:
         self._checkpoint = checkpoint
         self._family, self.config = identify(checkpoint)
         self._engine = engine
-        self._loaded: LoadedModel | None = None
-        self._recorder: Recorder | None = None
+        self._runtime_or_none: Runtime | None = None
+        self._finalizer: Callable[[], object] = lambda: None
         self._numbers = itertools.count()
         try:
             self._tokenizer: Tokenizer | None = Tokenizer(self.folder)
@@ -105,7 +105,7 @@ class Engine:
 
     def read_weights(self, progress: Progress | None = None) -> None:
         """Plan the memory and read the weights; see `load` for `progress`."""
-        self._loaded = load_model(
+        loaded = load_model(
             self._checkpoint,
             self._family,
             self.config,
@@ -116,11 +116,19 @@ class Engine:
             progress or (lambda _read, _total: None),
             self._engine.exact_batches,
         )
-        self._close = weakref.finalize(self, self._loaded.close)
+        self._runtime_or_none = Runtime(loaded, self.config, self._provision)
+        self._finalizer = weakref.finalize(self, loaded.close)
 
     @cached_property
     def _dtype(self) -> torch.dtype:
         return compute_dtype(self._checkpoint, self._engine.dtype)
+
+    @property
+    def _weights_are_exact(self) -> bool:
+        """Whether what is computed with holds every weight of the checkpoint as it is."""
+        pack = self._checkpoint.pack
+        stored = stored_dtype(self._checkpoint.config, self._checkpoint.tensors)
+        return (pack is None or pack.lossless) and torch.promote_types(stored, self._dtype) == self._dtype
 
     @cached_property
     def _provision(self) -> Provision:
@@ -136,11 +144,14 @@ class Engine:
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """What is not as asked or makes relume slower, one line each."""
-        loaded = () if self._loaded is None else self._loaded.experts.loader.source.fallbacks
+        runtime = self._runtime_or_none
+        loaded = () if runtime is None else runtime.model.experts.loader.source.fallbacks
         return (*relume.startup_fallbacks, *self._provision.warnings, *loaded)
 
     def resize_experts(self, expert_memory: str) -> None:
-        """Let fewer experts be resident from the next request on, or again as many as the engine was loaded for.
+        """Let fewer experts be resident from the next forward on, or again as many as the engine was loaded for.
+
+        An engine that held them all goes on with the default strategy.
 
         Args:
             expert_memory: as in `EngineConfig`.
@@ -148,11 +159,7 @@ class Engine:
         Raises:
             RelumeError: no such amount, or more than the engine was loaded for.
         """
-        memory = self._model.experts
-        total = ExpertMemory.parse(expert_memory).total_slots(memory.pool.shape, self.plan.bytes_per_slot)
-        most = self._provision.settings.num_slots
-        require(total <= most, f"expert memory {expert_memory} is more than the {most} slots that were loaded")
-        memory.resize(total if memory.pool.shared else uniform(total, memory.pool.shape))
+        self._runtime.resize_experts(expert_memory)
 
     def record(self, path: str | Path) -> AbstractContextManager[None]:
         """Within this context every forward is written to a trace file, which appears at its end.
@@ -163,29 +170,24 @@ class Engine:
 
     @contextmanager
     def _recording(self, path: Path) -> Iterator[None]:
-        require(self._recorder is None, "a trace is being recorded already")
         memory = self._model.experts
         metadata = TraceMetadata(
             model=self.folder.name,
             shape=memory.pool.shape,
             block_length=self.config.block_length,
-            strategy=self._provision.strategy,
+            strategy=self._runtime.strategy,
             slots=tuple(memory.pool.slots),
             shared=memory.pool.shared,
             expert_bytes=memory.arena.format.slot_bytes,
             kind="measured",
-            hardware=self._engine.device,
+            hardware=self._hardware,
         )
-        with TraceWriter(path, metadata) as writer:
-            self._recorder = Recorder(writer)
-            try:
-                yield
-            finally:
-                self._recorder = None
+        with TraceWriter(path, metadata) as writer, self._runtime.recording(Recorder(writer)):
+            yield
 
     def close(self) -> None:
         """End its threads and close its files; it cannot be used any more."""
-        self._close()
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
@@ -242,7 +244,7 @@ class Engine:
             except RelumeError as error:
                 raise RelumeError(f"request {index}: {error}") from None
         index_of = {id(sequence): index for index, sequence in enumerate(sequences)}
-        scheduler = self._scheduler(self._engine.max_batch)
+        scheduler = Scheduler(self._runtime, self._engine.max_batch)
         scheduler.waiting.extend(sequences)
         results: dict[int, GenerationResult] = {}
         while scheduler.busy:
@@ -268,7 +270,7 @@ class Engine:
 
     def stream_request(self, request: Request) -> Stream:
         """`stream` of a request."""
-        return Stream(self._scheduler(max_batch=1), self._sequence(request), self._result)
+        return Stream(Scheduler(self._runtime, 1), self._sequence(request), self._result)
 
     def logits(
         self, input_ids: Iterable[int], *, block_length: int | None = None, prefill_blocks: int | None = None
@@ -291,23 +293,31 @@ class Engine:
         check_tokens(ids, self.config)
         check_block_length(length, self.config)
         EngineConfig(prefill_blocks=prefill_blocks)  # refuses what is no number of blocks
-        transformer = self._model.transformer
-        tokens = torch.tensor(ids, dtype=torch.int64, device=transformer.device)
-        cache = self._make_cache(len(tokens))
+        runtime = self._runtime
+        tokens = torch.tensor(ids, dtype=torch.int64, device=self._model.transformer.device)
+        cache = runtime.make_cache(len(tokens))
         found = []
         for part in tokens.split(length * prefill_blocks if prefill_blocks else len(tokens)):
             rows = torch.arange(len(part), device=part.device)
-            found += transformer.forward([Segment(part, cache, rows, length)], ExpertUsage())
+            with runtime.lock:
+                require(runtime.recorder is None, "logits cannot be asked for while a trace is recorded")
+                found += runtime.forward([Segment(part, cache, rows, length)])[0]
             cache.commit(len(part))
         return torch.cat(found)
 
     @property
     def _model(self) -> LoadedModel:
-        assert self._loaded is not None, "read_weights was not called"
-        return self._loaded
+        return self._runtime.model
 
-    def _scheduler(self, max_batch: int) -> Scheduler:
-        return Scheduler(self._model.transformer, max_batch, self._recorder)
+    @property
+    def _runtime(self) -> Runtime:
+        assert self._runtime_or_none is not None, "read_weights was not called"
+        return self._runtime_or_none
+
+    @cached_property
+    def _hardware(self) -> str:
+        device = self._model.transformer.device
+        return machine_identity() if device.type == "cpu" else torch.cuda.get_device_name(device)
 
     def _sequence(self, request: Request) -> DecodingSequence:
         if request.messages is not None:
@@ -317,7 +327,7 @@ class Engine:
         else:
             prompt = tuple(request.input_ids or ())
         decode = None if self._tokenizer is None else self._tokenizer.decode
-        return DecodingSequence(
+        sequence = DecodingSequence(
             prompt,
             request.decoding,
             self.config,
@@ -326,24 +336,23 @@ class Engine:
             self._engine.prefill_blocks,
             next(self._numbers),
         )
+        context = self._provision.planner.work.context
+        planned = -(-context // sequence.block_length) * sequence.block_length
+        require(
+            sequence.capacity <= planned,
+            f"prompt and max_tokens need {sequence.capacity} positions, and memory is planned for {planned}: "
+            f"lower max_tokens, or load with a context (--context) of {sequence.capacity}",
+        )
+        return sequence
 
     def _make_cache(self, capacity: int) -> KVCache:
-        transformer = self._model.transformer
-        try:
-            return KVCache(self.config, capacity, transformer.dtype, transformer.device)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            size = capacity * self.config.kv_values_per_token * transformer.dtype.itemsize / 2**30
-            raise RelumeError(
-                f"the K/V cache of {capacity} positions needs {size:.1f} GiB, more than is free: lower max_tokens"
-            ) from None
+        return self._runtime.make_cache(capacity)  # requests are checked before there is a runtime
 
     def _result(self, sequence: DecodingSequence) -> GenerationResult:
         wall_s = time.perf_counter() - sequence.started
         num_tokens = len(sequence.ending.token_ids)
         used = sequence.usage
-        memory, pack = self._model.experts, self._checkpoint.pack
+        memory = self._model.experts
         statistics = Statistics(
             num_tokens=num_tokens,
             num_iterations=len(sequence.commits),
@@ -355,20 +364,22 @@ class Engine:
             bytes_at_load=self._model.bytes_read,
             bytes_from_disk=used.bytes_from_disk,
             bytes_to_device=used.bytes_to_device,
+            evictions=used.evictions,
             stall_s=used.stall_s,
             compute_s=used.compute_s,
             load_s=used.load_s,
+            moe_s=used.moe_s,
             forward_s=used.forward_s,
             prefetch_useful=0,
             prefetch_wasted=0,
             peak_rss_bytes=peak_rss_bytes(),
-            strategy=self._provision.strategy,
-            expert_memory_bytes=memory.num_bytes,
+            strategy=self._runtime.strategy,
+            expert_memory_bytes=memory.pool.num_slots * memory.arena.format.slot_bytes,
             expert_format=memory.arena.format.name,
-            lossless=self._engine.exact_batches and (pack is None or pack.lossless),
+            lossless=self._engine.exact_batches and self._weights_are_exact,
             fallbacks=self.fallbacks,
             kind="measured",
-            hardware=str(self._model.transformer.device),
+            hardware=self._hardware,
         )
         return GenerationResult(
             text=sequence.ending.text,

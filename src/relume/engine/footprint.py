@@ -6,11 +6,13 @@ from dataclasses import dataclass, fields
 
 from relume.config import PREFILL_TOKENS, ModelConfig, require
 from relume.engine.memory_plan import MIB
-from relume.machine.bandwidth import READER_THREADS, aligned
+from relume.machine.pages import PAGE, whole_pages
 from relume.model.sizes import ModelSizes
 
 #: Positions of a request that are planned for unless told otherwise.
 DEFAULT_CONTEXT = 4096
+#: Experts that are read at once.
+READER_THREADS = 4
 
 #: Python, torch, transformers and what decoding makes them allocate: 290 MiB were measured on 2026-11-30 with
 #: torch 2.13 for CPUs (resident set after answering with the shipped model, without its weights).
@@ -79,7 +81,7 @@ def host_parts(config: ModelConfig, work: Workload) -> dict[str, int]:
     staged = work.stored_itemsize * max(config.vocab_size, config.dense_size) * config.hidden_size
     return {
         # Three tensors, none of which starts or ends at a page of the file.
-        "staging": work.reader_threads * (aligned(expert) + 3 * 2 * aligned(1)),
+        "staging": work.reader_threads * (whole_pages(expert) + 3 * 2 * PAGE),
         "runtime": RUNTIME_BYTES + TOKENIZER_BYTES_PER_ENTRY * config.vocab_size,
         # While weights are loaded, the largest tensor waits for its conversion or transfer.
         "load_peak": staged if work.on_gpu or work.compute_itemsize != work.stored_itemsize else 0,

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from relume.core import Progress
+from relume.engine.footprint import READER_THREADS
 from relume.experts.kernels import swiglu
 from relume.machine.bandwidth import median_seconds, working_bytes
 from relume.machine.figures import MachineProfile
@@ -21,7 +22,7 @@ HIDDEN, EXPERT_SIZE = 2048, 512
 
 def measure_machine(folder: Path, progress: Progress) -> MachineProfile:
     """Measure this computer, and the disk of `folder`; `progress` counts figures."""
-    return measure_profile(expert_kernel, layer_seconds, folder, HIDDEN, EXPERT_SIZE, progress)
+    return measure_profile(expert_kernel, layer_seconds, folder, HIDDEN, EXPERT_SIZE, READER_THREADS, progress)
 
 
 def layer_seconds(num_threads: int) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from relume.checkpoint.pack import Pack
@@ -13,6 +14,7 @@ from relume.core import RelumeError
 from relume.engine.footprint import DEFAULT_CONTEXT, Workload
 from relume.engine.memory_plan import MemoryPlan
 from relume.engine.planner import TRANSIT_SLOTS, Planner
+from relume.engine.predict import active_experts
 from relume.experts.build import ExpertSettings, expert_shape
 from relume.experts.packed import slot_format
 from relume.machine.limits import find_gpus, find_memory
@@ -39,11 +41,13 @@ class MemoryFound:
         limit_bytes: of the memory beside the compute.
         host_bytes: of RAM beside a GPU, else `None`.
         source: where the limit is from.
+        excessive: more was asked for than this process may use.
     """
 
     limit_bytes: int
     host_bytes: int | None
     source: str
+    excessive: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,7 @@ def find_memory_for(device: str, asked: str | None) -> MemoryFound:
         if limit is None:
             source = f"what is free for this process; the limit is {memory.source}"
             return MemoryFound(memory.usable_bytes, None, source)
-        more = " (more than this process may use here)" if limit > memory.usable_bytes else ""
-        return MemoryFound(limit, None, f"--memory{more}")
+        return MemoryFound(limit, None, "--memory", excessive=limit > memory.usable_bytes)
     if limit is not None:
         return MemoryFound(limit, memory.usable_bytes, "--memory")
     gpus, index = find_gpus(), device.partition(":")[2] or "0"
@@ -113,10 +116,8 @@ def make_planner(
     )
     host_bytes = 0
     if engine.host_memory is not None:
-        host = ExpertMemory.parse(engine.host_memory)
-        shape = expert_shape(config)
         slot = Planner(config, sizes, work).slot_bytes
-        host_bytes = host.total_slots(shape, slot) * slot
+        host_bytes = ExpertMemory.parse(engine.host_memory).total_slots(expert_shape(config), slot) * slot
     return Planner(config, sizes, work, host_tier_bytes=host_bytes)
 
 
@@ -137,20 +138,23 @@ def provision(
     planner = make_planner(config, sizes, engine, compute_dtype, stored_dtype, memory.limit_bytes, pack)
     shape = expert_shape(config)
     asked = ExpertMemory.parse(engine.expert_memory)
-    if engine.strategy == "full":
-        require(
-            asked in {ExpertMemory(), ExpertMemory(share=1.0), ExpertMemory(slots=shape.num_experts)},
-            f"the strategy full holds every expert, expert memory {engine.expert_memory} does not: choose another",
-        )
-        asked = ExpertMemory(share=1.0)
     layer_slots = None if engine.layer_slots is None else explicit(engine.layer_slots, shape)
     if layer_slots is not None:
         require(asked.is_auto, "give the expert memory or the slots of each layer, not both")
         require(not engine.shared_pool, "a pool that all layers share has no slots of one layer")
         asked = ExpertMemory(num_bytes=sum(layer_slots) * planner.slot_bytes)
+    everything = shape.num_layers * shape.num_experts
+    if engine.strategy == "full":
+        require(
+            asked.is_auto or asked.total_slots(shape, planner.slot_bytes) == everything,
+            "the strategy full needs room for every expert: choose another strategy, or give the experts 100%",
+        )
+        asked = ExpertMemory(share=1.0)
     plan = planner.make_plan(memory.limit_bytes, asked, memory.host_bytes)
-    slots = tuple(layer_slots or plan.slots_per_layer)
-    complete = sum(slots) == shape.num_layers * shape.num_experts
+    if layer_slots is not None:
+        plan = replace(plan, slots_per_layer=tuple(layer_slots))
+    slots = plan.slots_per_layer
+    complete = sum(slots) == everything
     strategy = engine.strategy
     if strategy == "auto":
         strategy = "full" if complete else DEFAULT_STRATEGY
@@ -158,8 +162,13 @@ def provision(
     popularity = None if profile is None else profile.popularity
     retention = RETENTIONS[strategy](RetentionContext(shape, sum(slots), popularity))
     warnings = []
-    if engine.shared_pool and profile is not None:
-        warning = shared_pool_warning(sum(slots), profile.mean_active)
+    if memory.excessive:
+        warnings.append(f"--memory {engine.memory} is more than this process may use here")
+    if engine.device == "cpu" and planner.host_experts:
+        warnings.append("on a CPU the memory of --host-memory spares more as slots: give it to --expert-memory")
+    if engine.shared_pool:
+        demand = [active_experts(config)] * shape.num_layers if profile is None else profile.mean_active
+        warning = shared_pool_warning(sum(slots), np.asarray(demand))
         warnings += [warning] if warning else []
     settings = ExpertSettings(
         slots=sum(slots) if engine.shared_pool else slots,

@@ -20,9 +20,11 @@ class Statistics:
     bytes_at_load: int
     bytes_from_disk: int
     bytes_to_device: int
+    evictions: int
     stall_s: float
     compute_s: float
     load_s: float
+    moe_s: float
     forward_s: float
     prefetch_useful: int
     prefetch_wasted: int

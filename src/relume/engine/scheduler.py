@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 
 from relume.core import Phase
 from relume.engine.events import Event
-from relume.engine.recorder import Recorder
+from relume.engine.runtime import Runtime
 from relume.engine.sequence import DecodingSequence
-from relume.experts.usage import ExpertUsage
-from relume.model.transformer import Transformer
 
 
 @dataclass
@@ -19,14 +17,12 @@ class Scheduler:
     """First come, first served; at most `max_batch` sequences at a time hold K/V.
 
     Attributes:
-        transformer: runs the forwards; its experts' strategy is told what became of each.
+        runtime: runs the forwards.
         max_batch: sequences in a forward.
-        recorder: is given every forward.
     """
 
-    transformer: Transformer
+    runtime: Runtime
     max_batch: int
-    recorder: Recorder | None = None
     waiting: deque[DecodingSequence] = field(default_factory=deque)
     running: list[DecodingSequence] = field(default_factory=list)
 
@@ -37,22 +33,26 @@ class Scheduler:
 
     def step(self) -> list[tuple[DecodingSequence, list[Event]]]:
         """One forward of all running sequences; returns each with its events. Finished ones leave."""
+        with self.runtime.lock:
+            return self._step()
+
+    def _step(self) -> list[tuple[DecodingSequence, list[Event]]]:
         while self.waiting and len(self.running) < self.max_batch:
             self.running.append(self.waiting.popleft())
-        segments = [sequence.segment(self.transformer.device) for sequence in self.running]
-        used = ExpertUsage(record=self.recorder is not None)
+        transformer = self.runtime.model.transformer
+        segments = [sequence.segment(transformer.device) for sequence in self.running]
         started = time.perf_counter()
-        logits = self.transformer.forward(segments, used)
+        logits, used = self.runtime.forward(segments)
         forward_s = time.perf_counter() - started
         happened, spans = [], []
         for index, (sequence, segment, rows) in enumerate(zip(self.running, segments, logits, strict=True)):
-            span = index if self.transformer.exact_batches else 0
+            span = index if transformer.exact_batches else 0
             sequence.usage.add(used, span, forward_s, sequence.phase is Phase.DENOISE)
             events, signals = sequence.advance(segment, rows)
             happened.append((sequence, events))
             spans.append(signals)
-        self.transformer.executor.memory.end_forward(spans)
-        if self.recorder is not None:
-            self.recorder.record(spans, used, forward_s)
+            if sequence.phase is Phase.DONE:
+                sequence.release()
+        self.runtime.end_forward(spans, used, forward_s)
         self.running = [sequence for sequence in self.running if sequence.phase is not Phase.DONE]
         return happened

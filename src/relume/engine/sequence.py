@@ -106,7 +106,12 @@ class DecodingSequence:
     @cached_property
     def cache(self) -> KVCache:
         """The K/V of the whole canvas; allocated when the first forward is due."""
-        return self._make_cache(self.num_blocks * self.block_length)
+        return self._make_cache(self.capacity)
+
+    @property
+    def capacity(self) -> int:
+        """Positions of the whole canvas."""
+        return self.num_blocks * self.block_length
 
     @property
     def canvas(self) -> tuple[int, ...]:
@@ -191,6 +196,11 @@ class DecodingSequence:
             self.ending = Ending(self.ending.token_ids, self.ending.text, "cancelled")
             self._finished_tokens = list(self.canvas)
             self.phase = Phase.DONE
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the K/V; the sequence has ended."""
+        self.__dict__.pop("cache", None)
 
     def _finish_block(self) -> BlockEvent:
         start = self._block * self.block_length

@@ -96,6 +96,7 @@ class Access:
         hits = decision.hits.tolist()  # ascending
         self.hits = [(expert, memory.leases[layer, expert]) for expert in hits]
         in_use = set(hits)
+        usage.evictions += len(decision.evicted)
         for key in decision.evicted:
             lease = memory.leases.pop(key)
             if key[0] == layer and key[1] in in_use:

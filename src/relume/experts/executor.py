@@ -59,6 +59,7 @@ class ExpertExecutor:
         Returns:
             `[tokens, hidden]` in the dtype of `x`; products and sums are float32.
         """
+        began = time.perf_counter()
         expert_ids = routing.expert_ids.cpu()
         num_tokens, top_k = expert_ids.shape
         num_spans = len(batch.span_lengths)
@@ -95,7 +96,9 @@ class ExpertExecutor:
             compute(access.hits)
             for arrived in access.arrivals():
                 compute(arrived)
-        return combine(outputs.view(num_tokens, top_k, -1), routing.weights).to(x.dtype)
+        total = combine(outputs.view(num_tokens, top_k, -1), routing.weights).to(x.dtype)
+        batch.usage.moe_s += time.perf_counter() - began
+        return total
 
     def _compute_expert(
         self, x: torch.Tensor, top_k: int, spans: list[torch.Tensor], lease: Lease, outputs: torch.Tensor

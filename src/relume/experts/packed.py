@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from relume.checkpoint.pack import Pack
+from relume.checkpoint.pack import PACK_FILE, Pack
 from relume.config import ModelConfig, PackConfig
 from relume.core import RelumeError
 from relume.experts.formats import DenseFormat, ExpertFormat, Views
@@ -36,6 +36,16 @@ def slot_format(pack: Pack | None, config: ModelConfig, dtype: torch.dtype) -> E
     return packed_format(pack.packing, pack.hidden_size, pack.expert_size)
 
 
+def pack_problems(pack: Pack, config: ModelConfig) -> list[str]:
+    """What does not fit a model's configuration or the format's own size, one text each."""
+    problems = pack.problems(config)
+    if not problems:
+        expected = packed_format(pack.packing, pack.hidden_size, pack.expert_size).slot_bytes
+        if pack.expert_bytes != expected:
+            problems.append(f"{PACK_FILE} has expert_bytes {pack.expert_bytes} instead of {expected}")
+    return problems
+
+
 class PackedExperts(ExpertSource):
     """Reads records and verifies their checksums.
 
@@ -50,7 +60,7 @@ class PackedExperts(ExpertSource):
         self._paths = [folder / name for name in pack.files]
         self._pack = pack
         self._format = packed_format(pack.packing, pack.hidden_size, pack.expert_size)
-        assert self._format.slot_bytes == pack.expert_bytes
+        assert self._format.slot_bytes == pack.expert_bytes  # see `pack_problems`
         self._reads = StagedReads(open_files(self._paths[0], direct, self.fallbacks), pack.expert_bytes)
 
     def read(self, layer: int, expert: int, views: Views) -> int:

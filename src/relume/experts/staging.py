@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from relume.checkpoint.files import PAGE, AlignedBuffer, Files
+from relume.checkpoint.files import AlignedBuffer, Files
+from relume.machine.pages import PAGE
 
 
 class StagedReads:

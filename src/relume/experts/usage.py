@@ -22,7 +22,9 @@ class ExpertUsage:
         active_by_span: `active` over each span's tokens.
         bytes_from_disk, bytes_to_device: read, and written into slots.
         compute_s: seconds in the experts; `stall_s`: with nothing to compute, waiting for a load.
+        evictions: residents that made room.
         load_s: seconds of each layer between the begin of its first load and the end of its last.
+        moe_s: seconds of each layer from its routing to its experts' sum.
         misses: for each layer the missed expert ids; kept only if `record` is set, as `routings`.
         routings: for each layer expert ids and weights, `[tokens, k]`.
     """
@@ -35,9 +37,11 @@ class ExpertUsage:
     active_by_span: Counter[int] = field(default_factory=Counter)
     bytes_from_disk: int = 0
     bytes_to_device: int = 0
+    evictions: int = 0
     compute_s: float = 0.0
     stall_s: float = 0.0
     load_s: float = 0.0
+    moe_s: float = 0.0
     misses: list[np.ndarray] = field(default_factory=list)
     routings: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 

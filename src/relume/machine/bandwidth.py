@@ -14,11 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from relume.machine.limits import find_memory
-
-#: Reads under way at once, as many as there are reader threads.
-READER_THREADS = 4
-#: What O_DIRECT asks of offsets, lengths and buffers.
-ALIGNMENT = 4096
+from relume.machine.pages import whole_pages
 
 _SECONDS = 1.0  # of one figure's repeats, unless two take longer
 _SCRATCH_READS = 16
@@ -26,11 +22,6 @@ _SCRATCH_READS = 16
 
 class NotMeasuredError(Exception):
     """A figure that this computer cannot give; the text is the reason."""
-
-
-def aligned(num_bytes: int) -> int:
-    """`num_bytes` rounded up to what O_DIRECT reads."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def working_bytes() -> int:
@@ -88,7 +79,7 @@ def scratch_file(folder: Path, num_bytes: int) -> Iterator[Path]:
     Raises:
         NotMeasuredError: nothing can be written there.
     """
-    content = random.Random(0).randbytes(aligned(num_bytes))  # no file system can compress it
+    content = random.Random(0).randbytes(whole_pages(num_bytes))  # no file system can compress it
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".relume-") as file:
             for _ in range(_SCRATCH_READS):
@@ -100,30 +91,31 @@ def scratch_file(folder: Path, num_bytes: int) -> Iterator[Path]:
         raise NotMeasuredError(f"{folder}: cannot write there ({error.strerror})") from None
 
 
-def disk_read(path: Path, num_bytes: int, direct: bool) -> float:
-    """MB/s of reads of `num_bytes` by several threads, none of which finds its data in the page cache.
+def disk_read(path: Path, num_bytes: int, direct: bool, num_threads: int) -> float:
+    """MB/s of reads of `num_bytes` by so many threads, none of which finds its data in the page cache.
 
     Args:
         path: a `scratch_file` for that size.
         num_bytes: of one read, rounded up to whole pages.
         direct: around the page cache (O_DIRECT); else through it, after dropping it.
+        num_threads: reads under way at once.
 
     Raises:
         NotMeasuredError: the system or the file system does not offer this way of reading.
     """
     if not hasattr(os, "O_DIRECT" if direct else "posix_fadvise"):
         raise NotMeasuredError("this system has no way to read around the page cache")
-    size = aligned(num_bytes)
+    size = whole_pages(num_bytes)
     try:
         descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
     except OSError as error:
         raise NotMeasuredError(f"the file system refuses O_DIRECT ({error.strerror})") from None
-    buffers = [mmap.mmap(-1, size) for _ in range(READER_THREADS)]  # page-aligned
+    buffers = [mmap.mmap(-1, size) for _ in range(num_threads)]  # page-aligned
     # Backwards, so that reading ahead does not help: experts are not read in the order of the file either.
     offsets = range((_SCRATCH_READS - 1) * size, -1, -size)
 
     def read(thread: int) -> None:
-        for offset in offsets[thread::READER_THREADS]:
+        for offset in offsets[thread::num_threads]:
             done = 0
             while done < size:
                 count = os.preadv(descriptor, [memoryview(buffers[thread])[done:]], offset + done)
@@ -134,10 +126,10 @@ def disk_read(path: Path, num_bytes: int, direct: bool) -> float:
     def read_all() -> None:
         if not direct:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        list(threads.map(read, range(READER_THREADS)))
+        list(threads.map(read, range(num_threads)))
 
     try:
-        with ThreadPoolExecutor(READER_THREADS) as threads:
+        with ThreadPoolExecutor(num_threads) as threads:
             return len(offsets) * size / median_seconds(read_all) / 1e6
     except OSError as error:
         raise NotMeasuredError(f"reading failed ({error.strerror})") from None

@@ -1,4 +1,4 @@
-"""Memory limits of the control groups that this process lies in, version 1 and 2."""
+"""Memory limits and CPU quotas of the control groups that this process lies in, version 1 and 2."""
 
 from __future__ import annotations
 
@@ -26,33 +26,26 @@ class MemoryGroup:
 
 
 @dataclass(frozen=True)
-class _Version:
-    name: str
-    mount: str
+class _MemoryFiles:
     limits: tuple[str, ...]
     usage: str
     cache: tuple[str, ...]
     inherited: str | None
 
 
-# `memory.high` counts as a limit: beyond it the kernel slows the process down to a crawl.
-_V2 = _Version(
-    "cgroup v2",
-    "sys/fs/cgroup",
-    ("memory.max", "memory.high"),
-    "memory.current",
-    ("inactive_file", "active_file"),
-    None,
-)
-# Inside a container the upper levels may be out of sight; `hierarchical_memory_limit` knows them.
-_V1 = _Version(
-    "cgroup v1",
-    "sys/fs/cgroup/memory",
-    ("memory.limit_in_bytes",),
-    "memory.usage_in_bytes",
-    ("total_inactive_file", "total_active_file"),
-    "hierarchical_memory_limit",
-)
+_MEMORY = {
+    # Inside a container the upper levels may be out of sight; `hierarchical_memory_limit` knows them.
+    1: _MemoryFiles(
+        ("memory.limit_in_bytes",),
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+        "hierarchical_memory_limit",
+    ),
+    # `memory.high` counts as a limit: beyond it the kernel slows the process down to a crawl.
+    2: _MemoryFiles(("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"), None),
+}
+#: Files that hold a quota and its period, in microseconds.
+_QUOTA = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}
 
 
 def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
@@ -61,15 +54,22 @@ def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
     Args:
         root: the directory that holds `proc` and `sys`.
     """
-    found = []
-    for version, mount, own in _own_groups(root):
-        level = mount / own
-        while True:
-            found += _read_level(version, level, root)
-            if level == mount:
-                break
-            level = level.parent
-    return found
+    return [group for version, level in _levels("memory", root) for group in _memory_limits(version, level, root)]
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Cores' worth of time by the tightest quota of all levels, `None` without one. Odd files count as none.
+
+    Args:
+        root: the directory that holds `proc` and `sys`.
+    """
+    quotas = []
+    for version, level in _levels("cpu", root):
+        fields = " ".join(read_text(level / name) for name in _QUOTA[version]).split()
+        numbers = [_whole(field) for field in fields]
+        if len(numbers) == 2 and numbers[0] and numbers[1]:  # else "max" or -1
+            quotas.append(numbers[0] / numbers[1])
+    return min(quotas, default=None)
 
 
 def read_text(path: Path) -> str:
@@ -95,47 +95,52 @@ def _whole(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) <= 20 else None
 
 
-def _read_level(version: _Version, level: Path, root: Path) -> list[MemoryGroup]:
+def _memory_limits(version: int, level: Path, root: Path) -> list[MemoryGroup]:
+    files = _MEMORY[version]
     statistics = read_fields(level / "memory.stat")
-    limits = {name: _whole(read_text(level / name).strip()) for name in version.limits}
-    if version.inherited is not None:
-        limits[f"memory.stat ({version.inherited})"] = statistics.get(version.inherited)
-    cache = sum(statistics.get(name, 0) for name in version.cache)
-    used = max(0, (_whole(read_text(level / version.usage).strip()) or 0) - cache)
+    limits = {name: _whole(read_text(level / name).strip()) for name in files.limits}
+    if files.inherited is not None:
+        limits[f"memory.stat ({files.inherited})"] = statistics.get(files.inherited)
+    cache = sum(statistics.get(name, 0) for name in files.cache)
+    used = max(0, (_whole(read_text(level / files.usage).strip()) or 0) - cache)
     shown = PurePosixPath("/") / level.relative_to(root)
     return [
-        MemoryGroup(f"{version.name}, {shown}/{name}", limit, used)
+        MemoryGroup(f"cgroup v{version}, {shown}/{name}", limit, used)
         for name, limit in limits.items()
         if limit is not None and 0 < limit < _UNLIMITED
     ]
 
 
-def _own_groups(root: Path) -> Iterator[tuple[_Version, Path, PurePosixPath]]:
-    """Each version with its mount point and the process's own group below it."""
-    mounts = _mounts(root)
+def _levels(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
+    """Version and directory of each level that may limit, from the process's own groups up to their mounts."""
+    mounts = _mounts(controller, root)
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        version = _V1 if "memory" in controllers.split(",") else None if controllers else _V2
+        version = 1 if controller in controllers.split(",") else None if controllers else 2
         if version is None or not path:
             continue
-        mount_root, mount = mounts.get(version.name, ("/", version.mount))
+        mount_root, mount = mounts[version]
         own = PurePosixPath(path)
         # A container may see its own group as the mount's root, or (`/../..`) a group outside of what is mounted.
         own = own.relative_to(mount_root) if own.is_relative_to(mount_root) else PurePosixPath()
-        yield version, root / mount, PurePosixPath() if ".." in own.parts else own
+        top = root / mount
+        level = top if ".." in own.parts else top / own
+        yield version, level
+        while level != top:
+            level = level.parent
+            yield version, level
 
 
-def _mounts(root: Path) -> dict[str, tuple[str, str]]:
+def _mounts(controller: str, root: Path) -> dict[int, tuple[str, str]]:
     """By version: which group is mounted, and where (relative to `root`)."""
-    found: dict[str, tuple[str, str]] = {}
+    found: dict[int, tuple[str, str]] = {}
     for line in read_text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         place, system = left.split(), right.split()
         if len(place) < 5 or len(system) < 3:
             continue
-        is_v1 = system[0] == "cgroup" and "memory" in system[2].split(",")
+        is_v1 = system[0] == "cgroup" and controller in system[2].split(",")
         if is_v1 or system[0] == "cgroup2":
-            version = _V1 if is_v1 else _V2
-            found.setdefault(version.name, (place[3], place[4].lstrip("/")))
-    return found
+            found.setdefault(1 if is_v1 else 2, (place[3], place[4].lstrip("/")))
+    return {1: ("/", f"sys/fs/cgroup/{controller}"), 2: ("/", "sys/fs/cgroup")} | found

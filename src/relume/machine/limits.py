@@ -10,6 +10,9 @@ from pathlib import Path
 from relume.machine.cgroup import memory_groups, read_fields
 from relume.machine.threads import effective_cores
 
+#: What a process holds that has imported relume and torch, at most.
+OWN_BYTES = 300 * 2**20
+
 
 @dataclass(frozen=True)
 class MemoryLimit:
@@ -18,7 +21,7 @@ class MemoryLimit:
     Attributes:
         total_bytes: the smallest limit.
         available_bytes: what may still be taken, page cache counted as free.
-        usable_bytes: what this process may hold in all: what is available and what it holds already.
+        usable_bytes: what relume may hold in all: what is available, and what importing it has taken already.
         source: where the smallest limit stands.
     """
 
@@ -108,8 +111,9 @@ def find_memory(root: Path = Path("/"), limit_of: SoftLimit = soft_limit) -> Mem
             found.append((name, limit, limit - own.get(used, 0)))
     source, smallest, _ = min(found, key=lambda entry: entry[1])
     available = max(0, min(smallest, *(free for _, _, free in found)))
-    # File pages of the process (torch's libraries) are page cache, and were counted as available above.
-    usable = min(smallest, available + own.get("RssAnon", 0))
+    # File pages of the process (torch's libraries) are page cache, and were counted as available above. What else
+    # it holds is counted by a plan, but no more than a process takes by itself: the rest is somebody else's.
+    usable = min(smallest, available + min(own.get("RssAnon", 0), OWN_BYTES))
     return MemoryLimit(smallest, available, usable, source)
 
 

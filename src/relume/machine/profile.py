@@ -37,6 +37,7 @@ def measure_profile(
     folder: Path,
     hidden: int,
     expert_size: int,
+    num_readers: int,
     progress: Progress,
 ) -> MachineProfile:
     """Measure everything; takes some ten seconds.
@@ -46,6 +47,7 @@ def measure_profile(
         layer_seconds: of a layer's experts with a number of threads.
         folder: whose disk is read, through a scratch file that is gone afterwards.
         hidden, expert_size: of the expert that is timed, and read from disk in bfloat16.
+        num_readers: threads that read experts.
         progress: called with (figures since the last call, figures in all).
     """
     total = 6 + len(KERNEL_TOKENS) * len(KERNEL_DTYPES)
@@ -67,7 +69,7 @@ def measure_profile(
     def disk(direct: bool) -> Measurement:
         def run() -> float:
             with bandwidth.scratch_file(folder, read_bytes) as path:
-                return bandwidth.disk_read(path, read_bytes, direct)
+                return bandwidth.disk_read(path, read_bytes, direct, num_readers)
 
         return measure(run, "MB/s")
 

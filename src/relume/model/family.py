@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from relume.checkpoint.folder import Checkpoint
 from relume.config import ModelConfig
 from relume.core import RelumeError
+from relume.experts.packed import pack_problems
 
 #: One weight of the model: official tensors with their shapes, joined along the first dimension.
 Parts = tuple[tuple[str, tuple[int, ...]], ...]
@@ -167,7 +168,7 @@ def tensor_problems(family: Family, config: ModelConfig, checkpoint: Checkpoint)
     if checkpoint.pack is None:
         expected |= expert_tensors(family, config, checkpoint)
     beyond = [name for name in checkpoint.tensors if name not in expected and not name.endswith(_INERT)]
-    packed = [] if checkpoint.pack is None else checkpoint.pack.problems(config)
+    packed = [] if checkpoint.pack is None else pack_problems(checkpoint.pack, config)
     strangers = [f"{name} has no place in the configuration" for name in sorted(beyond)]
     return packed + checkpoint.problems(expected) + strangers
 

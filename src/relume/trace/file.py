@@ -42,6 +42,8 @@ class TraceWriter:
         self._schema = SCHEMA.with_metadata(metadata.encode())
         self._row_group = row_group
         self._held: list[ForwardRecord] = []
+        if path.is_dir():
+            raise RelumeError(f"{path}: the trace cannot be written, this is a folder: name a file")
         with _writing(path):
             self._writer = pq.ParquetWriter(self._part, self._schema, compression="zstd", write_page_checksum=True)
 

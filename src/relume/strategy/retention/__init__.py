@@ -19,7 +19,7 @@ from relume.strategy.retention.static import Static
 RetentionFactory = Callable[[RetentionContext], Retention]
 
 RETENTIONS: Registry[RetentionFactory] = Registry(
-    "retention policy",
+    "strategy",
     {
         "full": Full,
         "lru": Lru,
