@@ -310,9 +310,10 @@ def test_kernel_times_between_and_beyond_what_was_measured() -> None:
     assert times.estimate_ms("float16", 1, 300) is None
 
 
-def test_the_quicker_way_of_reading_counts() -> None:
-    assert a_profile().disk_read.value == 900.0
-    assert replace(a_profile(), disk_direct=figure(1000.0)).disk_read.value == 1000.0
+def test_the_way_of_reading_that_the_engine_takes_counts() -> None:
+    both = replace(a_profile(), disk_direct=figure(400.0))
+    assert (both.disk_read(direct=True).value, both.disk_read(direct=False).value) == (400.0, 900.0)
+    assert a_profile().disk_read(direct=True).value == 900.0  # the engine falls back likewise
 
 
 @pytest.fixture

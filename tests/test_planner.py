@@ -21,7 +21,7 @@ from relume.core import RelumeError
 from relume.engine.footprint import Workload
 from relume.engine.memory_plan import mebibytes
 from relume.engine.planner import Planner
-from relume.engine.predict import active_experts, hit_rate, predict
+from relume.engine.predict import Prediction, active_experts, hit_rate, predict
 from relume.machine.figures import KernelTimes, MachineProfile, Measurement
 from relume.machine.profile import VERSION, machine_identity
 from relume.model.families import FAMILIES
@@ -259,6 +259,30 @@ def test_predicted_times() -> None:
     assert tpot(owner, all_of_them, a_profile()) == pytest.approx((kernels + dense) * (1 / 2.6 + 1 / 32))
 
 
+def test_the_way_of_reading_and_host_memory_count() -> None:
+    profile = replace(a_profile(100.0), disk_buffered=Measurement(400.0, "MB/s", "2026-11-30"))
+
+    def predicted(owner: Planner, direct: bool) -> Prediction:
+        plan = owner.make_plan(32 * GIB, ExpertMemory(slots=32))
+        return predict(owner.config, owner.sizes, owner.work, plan, profile, direct)
+
+    def misses_ms(prediction: Prediction) -> float:
+        text = " ".join(prediction.reasons)
+        return float(re.findall(r"Misses: (\d+) ms", text)[0])
+
+    owner = planner()
+    direct, buffered = predicted(owner, True), predicted(owner, False)
+    assert misses_ms(direct) == pytest.approx(4 * misses_ms(buffered), rel=0.01)
+    assert "100 MB/s around the page cache" in " ".join(direct.reasons)
+    assert "400 MB/s through a page cache" in " ".join(buffered.reasons)
+    # Half of all experts are in host memory: half of the misses are not read. A copy of 6 MiB takes 0.6 ms of 63.
+    held = replace(owner, host_tier_bytes=owner.shape.num_layers * 128 * owner.slot_bytes)
+    halved = predicted(held, True)
+    assert misses_ms(halved) == pytest.approx(misses_ms(direct) / 2 * 1.01, rel=0.005)
+    assert "copied from host memory" in " ".join(halved.reasons)
+    assert "host memory" not in " ".join(direct.reasons)
+
+
 def test_reasons_say_what_is_missing() -> None:
     owner = planner()
     plan = owner.make_plan(8 * GIB)
@@ -350,9 +374,31 @@ def test_the_json_document(mini: Path, tmp_path: Path) -> None:
     assert document["expert_memory_bytes"] == 19 * 256 // 10 * document["bytes_per_expert"]
     assert document["bytes"]["kv_cache"] == 2 * 4096 * 40 * 1024
     assert (document["tpot_ms"], document["kind"]) == (None, "simulated")
-    assert document["reasons"]
+    assert document["reasons"] and document["strategy"] == "counts"
     found = json.loads(run(mini, "--json", "--expert-memory", 8, "--context", 32, cache=tmp_path).stdout)
     assert found["memory_limit_bytes"] > 0  # found, not asked
+
+
+def test_a_type_that_is_not_declared_is_looked_up_or_said_to_be_assumed(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    values = {name: value for name, value in LLADA2.items() if name not in {"dtype", "torch_dtype"}}
+    write_checkpoint(folder, values, make_tensors(values))
+    document = json.loads(run(folder, "--memory", "2GiB", "--json", cache=tmp_path).stdout)
+    per_expert = model_sizes(FAMILIES["llada2"], FAMILIES["llada2"].read_config(values, {})).per_expert
+    assert document["bytes_per_expert"] == 4 * per_expert
+    assert not any("assumed" in reason for reason in document["reasons"])
+    for shard in folder.glob("*.safetensors"):
+        shard.unlink()
+    document = json.loads(run(folder, "--memory", "2GiB", "--json", cache=tmp_path).stdout)
+    assert document["bytes_per_expert"] == 2 * per_expert
+    assert "bfloat16 are assumed" in document["reasons"][0]
+
+
+def test_warnings_are_printed(mini: Path, tmp_path: Path) -> None:
+    arguments = [mini, "--memory", "8TiB", "--expert-memory", "1"]
+    warnings = json.loads(run(*arguments, "--json", cache=tmp_path).stdout)["warnings"]
+    assert len(warnings) == 1 and "--memory 8TiB" in warnings[0]
+    assert f"Warning: {warnings[0]}." in " ".join(run(*arguments, cache=tmp_path).stdout.split())
 
 
 def test_a_profile_gives_a_time(mini: Path, tmp_path: Path) -> None:

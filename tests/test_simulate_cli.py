@@ -7,10 +7,14 @@ import json
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from relume.simulate.replay import replay
+from relume.strategy.retention import RETENTIONS
 from relume.trace.calibrated import TARGETS
 from relume.trace.file import TraceReader
 from terminal import RELUME, Terminal
@@ -53,6 +57,49 @@ def test_simulate_prints_a_table_and_json() -> None:
     assert "simulated" in done.stdout and "belady" in done.stdout
 
 
+def simulated_rows(*arguments: object) -> list[dict[str, Any]]:
+    done = run("simulate", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["rows"]
+    return rows
+
+
+def test_slots_of_each_layer_are_a_budget() -> None:
+    rows = simulated_rows(SMALL_TRACE, "--strategy", "lru", "--layer-slots", "3,9,9,3")
+    assert [(row["strategy"], row["expert_memory"], row["slots_per_layer"]) for row in rows] == [
+        ("lru", "3,9,9,3", 6.0),
+        ("belady", "3,9,9,3", 6.0),
+    ]
+    reader = TraceReader(SMALL_TRACE)
+    result = replay(reader, RETENTIONS["lru"], reader.metadata.shape, [3, 9, 9, 3])
+    assert rows[0]["hit_rate"] == result.hit_rate
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_was_recorded_is_replayed_by_default(tmp_path: Path, shared: bool) -> None:
+    metadata = TraceReader(SMALL_TRACE).metadata
+    slots = (26,) if shared else (3, 9, 9, 3)
+    metadata = replace(metadata, strategy="lfru", slots=slots, shared=shared)
+    path = write_trace(tmp_path / "t", small_records(), metadata)
+    rows = simulated_rows(path)
+    mean = 6.5 if shared else 6.0
+    assert [(row["strategy"], row["expert_memory"], row["slots_per_layer"], row["shared"]) for row in rows] == [
+        ("lfru", "recorded", mean, shared),
+        ("belady", "recorded", mean, shared),
+    ]
+    budget = [7, 7, 6, 6] if shared else [3, 9, 9, 3]
+    assert (
+        rows[0]["hit_rate"] == replay(small_records(), RETENTIONS["lfru"], metadata.shape, budget, shared).hit_rate
+    )
+
+
+def test_one_of_strategy_and_budget_leaves_the_other_to_a_range() -> None:
+    rows = simulated_rows(SMALL_TRACE, "--strategy", "lru")
+    assert [row["expert_memory"] for row in rows[::2]] == ["10%", "20%", "40%", "60%"]
+    rows = simulated_rows(SMALL_TRACE, "--expert-memory", "9")
+    assert [row["strategy"] for row in rows] == ["lru", "lfu", "lfru", "counts", "belady"]
+
+
 def test_a_profile_makes_static_possible(tmp_path: Path) -> None:
     made = run("trace", "profile", SMALL_TRACE, tmp_path / "p.npz", "--json")
     assert made.returncode == 0, made.stderr
@@ -67,7 +114,7 @@ def test_a_profile_makes_static_possible(tmp_path: Path) -> None:
 
 
 def test_a_shared_pool_below_a_pass_is_warned_of() -> None:
-    done = run("simulate", SMALL_TRACE, "--shared", "--strategy", "lru", "--expert-memory", "4", "--json")
+    done = run("simulate", SMALL_TRACE, "--shared-pool", "--strategy", "lru", "--expert-memory", "4", "--json")
     assert done.returncode == 0
     assert "one pass uses (36 slots)" in done.stderr
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
@@ -116,6 +163,9 @@ def test_trace_synth_shows_its_figures_next_to_the_published(tmp_path: Path) -> 
         (["simulate", "/nowhere/trace"], "no such trace"),
         (["simulate", "SMALL", "--strategy", "full"], "holds all 96 experts"),
         (["simulate", "SMALL", "--expert-memory", "2%"], "holds 1 experts"),
+        (["simulate", "SMALL", "--expert-memory", "9", "--layer-slots", "9,9,9,9"], "not both"),
+        (["simulate", "SMALL", "--shared-pool", "--layer-slots", "9,9,9,9"], "no slots of one layer"),
+        (["simulate", "SMALL", "--layer-slots", "9,9,9"], "3 numbers of slots for 4 MoE layers"),
         (["simulate", "SMALL", "--profile", "/nowhere/profile"], "no such profile"),
         (["trace", "info", "/etc/passwd"], "truncated or damaged"),
         (["trace", "synth", "/nowhere/trace"], "cannot be written (No such file or directory)"),
@@ -147,14 +197,17 @@ def test_progress_on_a_terminal_and_an_interrupt(tmp_path: Path) -> None:
     """Long enough for a second process, which must go down too."""
     metadata = TraceReader(SMALL_TRACE).metadata
     path = write_trace(tmp_path / "long", itertools.islice(itertools.cycle(small_records()), 15_000), metadata)
-    terminal = Terminal("simulate", path, size=(40, 100))
+    sweep = ["--strategy", "lru,lfu,lfru,counts"]  # times four budgets
+    terminal = Terminal("simulate", path, *sweep, size=(40, 100))
     terminal.read_until("replaying")
     terminal.read_until("/300000")
     time.sleep(0.5)
     terminal.write("\x03")
     assert terminal.wait() == 130
     assert "Traceback" not in terminal.output
-    quiet = subprocess.Popen([RELUME, "simulate", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    quiet = subprocess.Popen(
+        [RELUME, "simulate", path, *sweep], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     time.sleep(2.0)
     quiet.send_signal(signal.SIGINT)
     _, errors = quiet.communicate(timeout=30)

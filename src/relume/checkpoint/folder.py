@@ -151,12 +151,17 @@ def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
     return tensors
 
 
+def declared_dtype(config: Mapping[str, Any]) -> object:
+    """What config.json says of the type of its tensors, `None` or empty if nothing."""
+    return config.get("dtype") or config.get("torch_dtype")
+
+
 def stored_dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorEntry]) -> torch.dtype:
     """The float type that config.json declares in `dtype` or `torch_dtype`, else that of the largest tensor.
 
     Without tensors to look at it is bfloat16. Raises `RelumeError` for a type that relume does not read.
     """
-    declared = config.get("dtype") or config.get("torch_dtype")
+    declared = declared_dtype(config)
     if not declared:
         largest = max(tensors.values(), key=lambda entry: entry.num_bytes, default=None)
         return largest.dtype if largest else torch.bfloat16

@@ -17,7 +17,10 @@ from relume.core import RelumeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from relume.engine.engine import Engine
     from relume.evaluate.job import EvaluationRow
+    from relume.evaluate.logits import LogitError
+    from relume.tasks import Problem
 
 DEFAULT_VARIANT = "threshold:0.9"
 
@@ -39,6 +42,10 @@ def eval_model(
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together; changes no answer.")] = 32,
     seed: Annotated[int, typer.Option(help="Of the prompts.")] = 0,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Another model to compare logits with, as the one this was packed from."),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="End with one JSON document.")] = False,
 ) -> None:
     """Answer prompts with one right answer each and score the final lines."""
@@ -57,9 +64,28 @@ def eval_model(
         with item_progress(f"answering, {variant.name}") as progress:
             decoding = DecodingConfig(max_tokens=max_tokens)
             rows.append(evaluate(engine, problems, variant, decoding, batch_size, progress))
+    document = to_document(rows)
     _print_table(rows)
+    if against is not None:
+        difference = _logit_error(engine, against, loading, [p for group in problems.values() for p in group])
+        typer.echo(
+            f"logits against {against}: relative error {difference.relative_error:.4f}, the same token on top at "
+            f"{difference.same_top:.4f} of {difference.num_positions} positions"
+        )
+        document["logit_error"] = difference.to_dict() | {"against": against}
     if json_output:
-        typer.echo(json.dumps(to_document(rows)))
+        typer.echo(json.dumps(document))
+
+
+def _logit_error(engine: Engine, against: str, loading: LoadOptions, problems: list[Problem]) -> LogitError:
+    from relume.evaluate.logits import NUM_COMPARED, compare_logits, conversation_logits
+
+    stride = max(1, len(problems) // NUM_COMPARED)  # some of each task
+    ours = conversation_logits(engine, problems[::stride])
+    engine.close()
+    with open_engine(against, loading) as reference:
+        read_weights(reference)
+        return compare_logits(ours, conversation_logits(reference, problems[::stride]))
 
 
 def to_document(rows: Sequence[EvaluationRow]) -> dict[str, Any]:

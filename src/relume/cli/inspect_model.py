@@ -26,28 +26,17 @@ def inspect_model(
 
 def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
     """Everything that the command prints. Tensors are checked against the configuration if they are here."""
-    from relume.checkpoint.folder import (
-        open_checkpoint,
-        read_configs,
-        shard_names,
-        stored_dtype,
-    )
+    from relume.checkpoint.folder import stored_dtype
     from relume.checkpoint.hub import resolve_model
-    from relume.checkpoint.pack import read_pack
-    from relume.model.families import identify, read_config
+    from relume.model.families import survey
     from relume.model.sizes import model_sizes
 
-    folder = resolve_model(model, revision, offline, weights=False)
-    config, generation = read_configs(folder)
-    family, shape = read_config(folder, config, generation)
-    complete = all((folder / name).exists() for name in shard_names(folder))
-    checkpoint = open_checkpoint(folder) if complete else None
-    if checkpoint is not None:
-        identify(checkpoint)
+    checkpoint, family, shape = survey(resolve_model(model, revision, offline, weights=False))
+    complete = bool(checkpoint.tensors)
     sizes = model_sizes(family, shape)
     router = shape.router
-    itemsize = stored_dtype(config, checkpoint.tensors if checkpoint is not None else {}).itemsize
-    pack = read_pack(folder)
+    itemsize = stored_dtype(checkpoint.config, checkpoint.tensors).itemsize
+    pack = checkpoint.pack
     bytes_per_expert = sizes.per_expert * itemsize if pack is None else pack.expert_bytes
     bytes_of_experts = bytes_per_expert * sizes.experts
     return {
@@ -70,9 +59,7 @@ def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
         "bytes_per_expert": bytes_per_expert,
         "bytes_per_layer_of_experts": bytes_per_expert * router.num_experts,
         "kv_bytes_per_token": shape.kv_values_per_token * itemsize,
-        "bytes_to_load": checkpoint.num_bytes
-        if checkpoint is not None
-        else sizes.outside_experts * itemsize + bytes_of_experts,
+        "bytes_to_load": checkpoint.num_bytes if complete else sizes.outside_experts * itemsize + bytes_of_experts,
         "weights_complete": complete,
     }
 

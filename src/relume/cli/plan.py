@@ -28,25 +28,27 @@ def plan(
 
 def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
     """Everything that the command prints."""
-    from relume.checkpoint.folder import Checkpoint, read_configs, stored_dtype
+    from relume.checkpoint.folder import declared_dtype, stored_dtype
     from relume.checkpoint.hub import resolve_model
-    from relume.checkpoint.pack import read_pack
     from relume.engine.predict import predict
     from relume.engine.provision import provision
     from relume.machine.profile import load_profile
-    from relume.model.families import read_config
+    from relume.model.families import survey
     from relume.model.loading import compute_dtype
     from relume.model.sizes import model_sizes
 
-    folder = resolve_model(model, loading.revision, loading.offline, weights=False)
-    checkpoint = Checkpoint(folder, *read_configs(folder), tensors={}, pack=read_pack(folder))
-    family, config = read_config(folder, checkpoint.config, checkpoint.generation_config)
+    checkpoint, family, config = survey(resolve_model(model, loading.revision, loading.offline, weights=False))
     sizes = model_sizes(family, config)
-    stored = stored_dtype(checkpoint.config, {})
+    stored = stored_dtype(checkpoint.config, checkpoint.tensors)
     dtype = compute_dtype(checkpoint, loading.dtype)
     found = provision(config, sizes, loading.engine(batch), dtype, stored, checkpoint.pack)
     work, planned = found.planner.work, found.plan
-    prediction = predict(config, sizes, work, planned, load_profile())
+    prediction = predict(config, sizes, work, planned, load_profile(), found.settings.direct)
+    reasons = list(prediction.reasons)
+    if not checkpoint.tensors and not declared_dtype(checkpoint.config):
+        reasons.insert(
+            0, "config.json declares no dtype and not all shards are here: weights stored in bfloat16 are assumed."
+        )
     return {
         "bytes": dict(planned.bytes),
         "host_bytes": dict(planned.host_bytes),
@@ -65,7 +67,8 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
         "batch": work.batch,
         "tpot_ms": prediction.tpot_ms,
         "kind": "simulated",
-        "reasons": list(prediction.reasons),
+        "reasons": reasons,
+        "warnings": list(found.warnings),
     }
 
 
@@ -96,3 +99,5 @@ def _print_table(document: dict[str, Any]) -> None:
     console.print(f"Memory limit: {document['memory_limit_source']}.")
     for reason in document["reasons"]:
         console.print(reason)
+    for warning in document["warnings"]:
+        console.print(f"Warning: {warning}.")

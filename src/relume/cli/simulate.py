@@ -20,13 +20,24 @@ if TYPE_CHECKING:
 def simulate(
     trace: Annotated[Path, typer.Argument(help="A trace file; relume trace makes one.")],
     strategy: Annotated[
-        str, typer.Option(help="Separated by commas: full, lru, lfu, lfru, least-stale, static, counts.")
-    ] = "lru,lfu,lfru,counts",
+        str | None,
+        typer.Option(
+            help="Separated by commas: full, lru, lfu, lfru, least-stale, static, counts. By default the recorded "
+            "one, or with a budget lru,lfu,lfru,counts."
+        ),
+    ] = None,
     expert_memory: Annotated[
-        str, typer.Option(help="Separated by commas: shares as 40%, sizes as 8GiB, or experts per layer as 100.")
-    ] = "10%,20%,40%,60%",
+        str | None,
+        typer.Option(
+            help="Separated by commas: shares as 40%, sizes as 8GiB, or experts per layer as 100. By default what "
+            "was recorded, or with a strategy 10%,20%,40%,60%."
+        ),
+    ] = None,
+    layer_slots: Annotated[
+        str | None, typer.Option(help="Resident experts of each MoE layer instead, separated by commas.")
+    ] = None,
     profile: Annotated[Path | None, typer.Option(help="From relume trace profile, for static.")] = None,
-    shared: Annotated[bool, typer.Option("--shared", help="One pool for all layers.")] = False,
+    shared_pool: Annotated[bool, typer.Option("--shared-pool", help="Let all layers share the slots.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="End with one JSON document.")] = False,
 ) -> None:
     """Replay a trace: what each strategy would have hit at each budget, next to Belady's bound."""
@@ -43,7 +54,7 @@ def simulate(
     except RelumeError as error:
         raise typer.BadParameter(str(error)) from None
     with item_progress("replaying") as progress:
-        simulation = run(trace, strategies, memories, progress, profile, shared)
+        simulation = run(trace, strategies, memories, progress, profile, shared_pool, layer_slots)
     for line in simulation.notes:
         note(line)
     _print_table(simulation.rows)
@@ -51,8 +62,8 @@ def simulate(
         typer.echo(json.dumps({"trace": str(trace), "rows": [row.to_dict() for row in simulation.rows]}))
 
 
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
+def _parts(text: str | None) -> list[str]:
+    return [] if text is None else [part.strip() for part in text.split(",")]
 
 
 def _print_table(rows: Sequence[SimulationRow]) -> None:

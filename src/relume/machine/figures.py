@@ -81,10 +81,9 @@ class MachineProfile:
     compute_threads: Measurement
     expert_kernel: KernelTimes
 
-    @property
-    def disk_read(self) -> Measurement:
-        """The quicker way of reading experts from disk."""
-        return max(self.disk_direct, self.disk_buffered, key=lambda rate: rate.value or 0.0)
+    def disk_read(self, direct: bool) -> Measurement:
+        """Reading experts from disk; through the page cache also where there is no way around it."""
+        return self.disk_direct if direct and self.disk_direct.value is not None else self.disk_buffered
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from relume.checkpoint.folder import Checkpoint
+from relume.checkpoint.folder import Checkpoint, open_checkpoint, read_configs, shard_names
+from relume.checkpoint.json_file import exists
+from relume.checkpoint.pack import read_pack
 from relume.config import ModelConfig
 from relume.core import Registry, RelumeError
 from relume.model import llada2, sdar
@@ -38,6 +40,20 @@ def read_config(
         return family, family.read_config(config, generation)
     except RelumeError as error:
         raise RelumeError(f"{folder}: {error}") from None
+
+
+def survey(folder: Path) -> tuple[Checkpoint, Family, ModelConfig]:
+    """What a folder describes. Its tensors are there, and found to fit, if all shards are; else there are none.
+
+    Raises:
+        RelumeError: as `read_config`; with all shards also as `open_checkpoint` and `identify`.
+    """
+    checkpoint = Checkpoint(folder, *read_configs(folder), tensors={}, pack=read_pack(folder))
+    found = read_config(folder, checkpoint.config, checkpoint.generation_config)
+    if all(exists(folder / name) for name in shard_names(folder)):
+        checkpoint = open_checkpoint(folder)
+        found = identify(checkpoint)
+    return checkpoint, *found
 
 
 def identify(checkpoint: Checkpoint) -> tuple[Family, ModelConfig]:

@@ -22,7 +22,7 @@ class SimulationRow:
 
     Attributes:
         strategy: its name; `belady` is the bound.
-        expert_memory: as it was asked for.
+        expert_memory: as it was asked for, by memory or by slots of each layer; `recorded` is the trace's own.
         slots_per_layer: mean over layers.
         hit_rate: over denoising forwards; `hit_rate_all` over all.
         utilisation: resident and active / resident, over denoising forwards.

@@ -141,6 +141,6 @@ def shared_pool_warning(num_slots: int, mean_active: np.ndarray) -> str | None:
     if num_slots >= demand:
         return None
     return (
-        f"a shared pool of {num_slots} slots is smaller than what one pass uses ({demand} slots): ranked by recency, "
-        f"as with lru, hardly anything is hit; give at least {demand} slots, or let each layer have its own"
+        f"a shared pool of {num_slots} slots is smaller than what one pass uses ({demand} slots): ranked by "
+        f"recency, as with lru, hardly anything is hit; give at least {demand} slots, or each layer its own"
     )
