@@ -47,24 +47,28 @@ def main() -> None:
     parser.add_argument("--prompt", default="The quick brown fox jumps over the lazy dog. " * 4)
     options, rest = parser.parse_known_args()  # further options go to relume generate
     budgets = options.budgets.split(",")
+    answers: dict[tuple[int, ...], str] = {}
     found: dict[str, list[dict[str, float]]] = {budget: [] for budget in budgets}
     for _ in range(options.repeats):
         for budget in budgets:
             memory = ["--expert-memory", budget, "--context", "1024", *rest]
             total = int(run(["plan", options.model, *memory], None)["total_bytes"])
+            total = (total // 2**20 + 1) * 2**20
             arguments = [
                 "generate",
                 options.model,
                 options.prompt,
                 *memory,
                 "--memory",
-                f"{total // 2**20 + 1}MiB",
+                f"{total // 2**20}MiB",
             ]
             arguments += ["--max-tokens", options.max_tokens]
             document = run([*arguments, "--ignore-eos"], total)
             figures: dict[str, float] = document["statistics"]  # type: ignore[assignment]
             found[budget].append(figures | {"plan": total})
+            answers.setdefault(tuple(document["token_ids"]), budget)  # type: ignore[arg-type]
             print(json.dumps({"budget": budget, "plan_bytes": total} | figures), flush=True)
+    print("all runs gave the same tokens" if len(answers) == 1 else f"different tokens: {answers}")
     print(f"{'budget':>8} {'TPOT ms':>9} {'ratio':>6} {'hit':>6} {'MB/token':>9} {'peak/plan':>9} {'overlap':>8}")
     base = statistics.median(figures["tpot_ms"] for figures in found[budgets[-1]])
     for budget, runs in found.items():
@@ -72,10 +76,7 @@ def main() -> None:
         def median(name: str, runs: list[dict[str, float]] = runs) -> float:
             return statistics.median(figures[name] for figures in runs)
 
-        # What the forwards took beside the experts' layers is the dense part.
-        busy = max(median("compute_s"), median("load_s"))
-        dense = median("forward_s") - median("compute_s") - median("stall_s")
-        overlap = (median("forward_s") - dense) / busy if busy else 1.0
+        overlap = median("moe_s") / max(median("compute_s"), median("load_s"))
         print(
             f"{budget:>8} {median('tpot_ms'):9.1f} {median('tpot_ms') / base:6.2f} {median('hit_rate'):6.3f} "
             f"{median('bytes_to_device') / median('num_tokens') / 1e6:9.1f} "

@@ -41,7 +41,7 @@ class MemoryFound:
         limit_bytes: of the memory beside the compute.
         host_bytes: of RAM beside a GPU, else `None`.
         source: where the limit is from.
-        excessive: more was asked for than this process may use.
+        excessive: more was asked for than this process may ever use.
     """
 
     limit_bytes: int
@@ -83,7 +83,7 @@ def find_memory_for(device: str, asked: str | None) -> MemoryFound:
         if limit is None:
             source = f"what is free for this process; the limit is {memory.source}"
             return MemoryFound(memory.usable_bytes, None, source)
-        return MemoryFound(limit, None, "--memory", excessive=limit > memory.usable_bytes)
+        return MemoryFound(limit, None, "--memory", excessive=limit > memory.total_bytes)
     if limit is not None:
         return MemoryFound(limit, memory.usable_bytes, "--memory")
     gpus, index = find_gpus(), device.partition(":")[2] or "0"

@@ -46,8 +46,9 @@ class Workers:
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks and wait for them. Raises the first error, after all of them have ended."""
         if not self._threads or len(tasks) <= 1:
-            for task in tasks:
-                task()
+            with one_thread():  # as a worker's: whether a task has company must not change its result
+                for task in tasks:
+                    task()
             return
         batch = _Batch(tasks)
         for _ in range(min(len(self._threads), len(tasks))):
