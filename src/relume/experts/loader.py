@@ -16,7 +16,7 @@ from relume.config import require
 from relume.core import RelumeError
 from relume.experts.arena import Arena, Lease
 from relume.experts.source import ExpertSource
-from relume.machine.workers import one_thread
+from relume.machine.workers import keep_num_threads, one_thread
 
 #: Urgencies, lower first.
 DEMAND, AHEAD = 0, 1
@@ -77,11 +77,14 @@ class Loader:
         self._idle = threading.Condition(self._lock)
         self._closed = False
         self._threads: list[threading.Thread] = []
+        self._alone = threading.Semaphore(0)  # released by each thread that computes alone from now on
         try:
             for index in range(num_threads):
                 thread = threading.Thread(target=self._work, name=f"relume-read-{index}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
+                self._alone.acquire()
+            keep_num_threads()
         except BaseException:
             self.close()
             raise
@@ -148,6 +151,7 @@ class Loader:
 
     def _work(self) -> None:
         with one_thread(), torch.inference_mode():
+            self._alone.release()
             while True:
                 with self._lock:
                     while not self._queue and not self._closed:

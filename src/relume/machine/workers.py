@@ -41,7 +41,7 @@ class Workers:
             self._ready.abort()
             raise
         self._ready.wait()
-        torch.set_num_threads(torch.get_num_threads())  # for threads that others start from now on
+        keep_num_threads()
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks and wait for them. Raises the first error, after all of them have ended."""
@@ -105,6 +105,11 @@ class _Batch:
         self._ended.wait()
         if self._error is not None:
             raise self._error
+
+
+def keep_num_threads() -> None:
+    """Make this thread's number hold for new threads again, after others have set theirs."""
+    torch.set_num_threads(torch.get_num_threads())
 
 
 @contextmanager
