@@ -28,10 +28,12 @@ main()
 """
 PEAK = """
 import sys
-from relume import Engine
+from relume import DecodingConfig, Engine, Request
 
-with Engine.load(sys.argv[1], strategy=sys.argv[2], expert_memory=sys.argv[3], context=256) as engine:
-    engine.generate(input_ids=[1] * 120, block_length=32, max_tokens=64, ignore_eos=True)
+strategy, budget, batch = sys.argv[2], sys.argv[3], int(sys.argv[4])
+with Engine.load(sys.argv[1], strategy=strategy, expert_memory=budget, context=256, max_batch=batch) as engine:
+    decoding = DecodingConfig(block_length=32, max_tokens=64, ignore_eos=True)
+    engine.generate_batch([Request(input_ids=[1] * 192, decoding=decoding)] * batch)  # the whole context of each
     peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
     print(peak, engine.plan.total_bytes, engine.plan.bytes["safety_margin"], engine.plan.expert_memory_bytes)
 """
@@ -92,10 +94,15 @@ def test_too_small_a_limit_is_one_line(
 
 def test_the_peak_stays_within_the_plan_at_every_budget(folder: Path) -> None:
     peaks = []
-    for strategy, budget in (("lru", "10%"), ("counts", "25%"), ("lru", "60%"), ("full", "100%")):
-        run = subprocess.run(
-            [sys.executable, "-c", PEAK, str(folder), strategy, budget], capture_output=True, text=True, check=True
-        )
+    for strategy, budget, batch in (
+        ("lru", "10%", 1),
+        ("counts", "25%", 1),
+        ("lru", "60%", 4),
+        ("counts", "10%", 8),
+        ("full", "100%", 1),
+    ):
+        command = [sys.executable, "-c", PEAK, str(folder), strategy, budget, str(batch)]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
         peak, total, margin, experts = map(int, run.stdout.split())
         assert peak <= total - margin
         peaks.append((peak, experts))
