@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -72,7 +73,8 @@ def check_error(error: RelumeError, folder: Path, reason: str = "") -> None:
 
 
 def relume_threads() -> list[str]:
-    """Names of the threads that relume has started and not ended."""
+    """Names of the threads that relume has started and not ended; those of engines that nobody holds end first."""
+    gc.collect()
     return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("relume-"))
 
 

@@ -92,7 +92,7 @@ def test_nothing_is_pinned_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for options in settings:
         with Engine.load(folder, **options) as engine:
             assert len(engine.generate(input_ids=[1, 2, 3], max_tokens=4, ignore_eos=True).token_ids) == 4
-            assert engine.fallbacks == ()
+            assert all("host-memory" in line for line in engine.fallbacks)
 
 
 def test_memory_is_pinned_in_one_place() -> None:

@@ -14,6 +14,11 @@ from relume.machine.limits import find_limits
 
 def peak_rss_bytes() -> int:
     """The largest resident set that this process ever had, in bytes."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as status:  # noqa: PTH123
+        # getrusage would count what the parent had when it started this process.
+        for line in status:
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
