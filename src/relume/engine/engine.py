@@ -123,16 +123,20 @@ class Engine:
     def _dtype(self) -> torch.dtype:
         return compute_dtype(self._checkpoint, self._engine.dtype)
 
+    @cached_property
+    def _stored_dtype(self) -> torch.dtype:
+        return stored_dtype(self._checkpoint.config, self._checkpoint.tensors)
+
     @property
     def _weights_are_exact(self) -> bool:
         """Whether what is computed with holds every weight of the checkpoint as it is."""
         pack = self._checkpoint.pack
-        stored = stored_dtype(self._checkpoint.config, self._checkpoint.tensors)
-        return (pack is None or pack.lossless) and torch.promote_types(stored, self._dtype) == self._dtype
+        exact = torch.promote_types(self._stored_dtype, self._dtype) == self._dtype
+        return (pack is None or pack.lossless) and exact
 
     @cached_property
     def _provision(self) -> Provision:
-        stored = stored_dtype(self._checkpoint.config, self._checkpoint.tensors)
+        stored = self._stored_dtype
         sizes = model_sizes(self._family, self.config)
         return provision(self.config, sizes, self._engine, self._dtype, stored, self._checkpoint.pack)
 

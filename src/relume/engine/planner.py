@@ -8,6 +8,7 @@ from relume.config import ModelConfig, require
 from relume.core import RelumeError
 from relume.engine.footprint import CUDA_RUNTIME_BYTES, Workload, device_parts, host_parts, margin_bytes
 from relume.engine.memory_plan import MemoryPlan, mebibytes
+from relume.experts.build import expert_shape
 from relume.experts.formats import SLOT_ALIGNMENT
 from relume.model.sizes import ModelSizes
 from relume.strategy.budget import ExpertMemory, uniform
@@ -46,8 +47,7 @@ class Planner:
     @property
     def shape(self) -> ExpertShape:
         """The model's experts."""
-        router = self.config.router
-        return ExpertShape(len(self.config.moe_layers), router.num_experts, router.top_k)
+        return expert_shape(self.config)
 
     @property
     def slot_bytes(self) -> int:

@@ -28,12 +28,10 @@ class ExpertFormat(ABC):
 
     Attributes:
         name: as in `relume pack --experts`.
-        lossless: computes what the checkpoint's own weights give.
         slot_bytes: of one expert, a multiple of `SLOT_ALIGNMENT`.
     """
 
     name: ClassVar[str]
-    lossless: ClassVar[bool] = True
 
     def __init__(self, parts: Sequence[Part], alignment: int = SLOT_ALIGNMENT) -> None:
         self._places: list[tuple[int, int, Part]] = []

@@ -38,11 +38,6 @@ class HostExperts(ExpertSource):
             key: expert_format.views(slot) for key, slot in zip(keys, slots, strict=True)
         }
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory that is held."""
-        return self._memory.numel()
-
     def prepare(self, progress: Callable[[int], None]) -> None:
         """Read the chosen experts, one at a time, then pin them; `progress` is told of bytes read.
 

@@ -1,13 +1,12 @@
-"""Threads that bring experts into slots, most urgent first."""
+"""Threads that bring experts into slots."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import threading
 import time
+from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import torch
@@ -18,8 +17,6 @@ from relume.experts.arena import Arena, Lease
 from relume.experts.source import ExpertSource
 from relume.machine.workers import keep_num_threads, one_thread
 
-#: Urgencies, lower first.
-DEMAND, AHEAD = 0, 1
 #: Seconds without an arrival after which a wait is given up. The slowest disk that makes sense brings an expert of
 #: a few MB well within it; a network file system that has lost its server never does.
 PATIENCE_S = 120.0
@@ -45,13 +42,6 @@ class Load:
     ended: float = 0.0
 
 
-@dataclass(order=True)
-class _Queued:
-    urgency: int
-    number: int
-    load: Load = field(compare=False)
-
-
 class Loader:
     """Several reads in flight; those still queued can be forgotten.
 
@@ -68,9 +58,8 @@ class Loader:
         self.source = source
         self.patience_s = PATIENCE_S
         self._arena = arena
-        self._queue: list[_Queued] = []
+        self._queue: deque[Load] = deque()
         self._reading: list[Load] = []
-        self._numbers = itertools.count()
         # Held as it is, not through its conditions: they are Python code, and an interrupt could leave it locked.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -94,11 +83,11 @@ class Loader:
         """Reads in flight at most."""
         return len(self._threads)
 
-    def submit(self, load: Load, urgency: int = DEMAND) -> None:
+    def submit(self, load: Load) -> None:
         """Queue a load; it ends up in its `finished`, with an error if it failed."""
         with self._lock:
             require(not self._closed, "the engine was closed: load the model again")
-            heapq.heappush(self._queue, _Queued(urgency, next(self._numbers), load))
+            self._queue.append(load)
             self._changed.notify()
 
     def wait(self, finished: SimpleQueue[Load]) -> list[Load]:
@@ -158,7 +147,7 @@ class Loader:
                         self._changed.wait()
                     if self._closed:
                         return
-                    load = heapq.heappop(self._queue).load
+                    load = self._queue.popleft()
                     load.began = time.perf_counter()
                     self._reading.append(load)
                 self._read(load)

@@ -39,11 +39,6 @@ class ExpertMemory:
         self._settled = True
         self._stuck: list[Load] = []  # given up, but still being written: their slots are nobody's
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of all slots."""
-        return self.arena.memory.numel()
-
     def preload(self, progress: Callable[[int], None]) -> None:
         """Prepare the source, and fill the slots by rank if the strategy wants that; `progress` is told of bytes.
 

@@ -26,8 +26,6 @@ SMALLEST_SCALE = 1e-30
 class QuantisedFormat(ExpertFormat):
     """Gate-up `[2I, H]`, then down `[H, I]`, each as codes and scales."""
 
-    lossless = False
-
     def __init__(self, hidden: int, size: int) -> None:
         self._shapes = (2 * size, hidden), (hidden, size)
         super().__init__([part for shape in self._shapes for part in self.weight_parts(*shape)])
