@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import time
@@ -72,10 +71,9 @@ def check_error(error: RelumeError, folder: Path, reason: str = "") -> None:
     assert "byte" in text and reason in text, text
 
 
-def relume_threads() -> list[str]:
-    """Names of the threads that relume has started and not ended; those of engines that nobody holds end first."""
-    gc.collect()
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("relume-"))
+def relume_threads() -> set[threading.Thread]:
+    """The threads that relume has started and not ended."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("relume-")}
 
 
 def num_descriptors() -> int:

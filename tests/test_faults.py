@@ -64,7 +64,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 def nothing_leaks() -> Iterator[None]:
     threads, descriptors = relume_threads(), num_descriptors()
     yield
-    assert relume_threads() == threads
+    assert relume_threads() <= threads
     assert num_descriptors() == descriptors
 
 
@@ -137,7 +137,7 @@ def test_any_read_of_loading_may_fail(folder: Path, disk: Disk, reads: str, stra
             if number >= disk.count:
                 break
             assert reads == "direct"  # the trial of direct reads failed, and they are not used
-        assert relume_threads() == threads
+        assert relume_threads() <= threads
         assert num_descriptors() == descriptors
     assert number > (60 if strategy == "full" else 30)
 
