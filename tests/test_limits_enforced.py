@@ -9,12 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from checkpoints import LLADA2, make_tensors, write_checkpoint
 from relume import Engine
 from relume.config import EngineConfig
 
 MIB = 2**20
+on_cpu_build = pytest.mark.skipif(
+    torch.version.cuda is not None, reason="a torch that was built for CUDA reserves much that it does not use"
+)
 #: 48 MiB of experts.
 CONFIG = LLADA2 | {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 32}
 
@@ -60,6 +64,7 @@ def generate(folder: Path, limit: str, mebibytes: int, *more: str) -> subprocess
     )
 
 
+@on_cpu_build
 def test_decodes_within_a_limit_on_data(folder: Path) -> None:
     """10% of the experts need no more than the plan says; what is reserved beside it is the runtime's."""
     plan = Engine.open(folder, EngineConfig(strategy="lru", expert_memory="10%", context=256)).plan
@@ -73,6 +78,7 @@ def test_decodes_within_a_limit_on_data(folder: Path) -> None:
         assert document["token_ids"] == list(engine.generate("ABC", max_tokens=16).token_ids)
 
 
+@on_cpu_build
 @pytest.mark.parametrize(
     ("limit", "mebibytes", "more", "words"),
     [

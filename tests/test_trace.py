@@ -142,7 +142,7 @@ def truncated(path: Path) -> None:
         (lambda path: path.mkdir(), "truncated or damaged"),
         (truncated, "truncated or damaged"),
         (foreign, "no trace of relume's"),
-        (other_version, "a trace of version 99, this relume reads version 1"),
+        (other_version, "a trace of version 99, this relume reads version 2"),
         (other_columns, "columns are not those"),
         (damaged_metadata, "metadata are damaged"),
     ],

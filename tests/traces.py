@@ -53,6 +53,7 @@ def make_span(num_tokens: int, phase: Phase = Phase.DENOISE, request: int = 0, *
         "block_length": num_tokens,
         "token_ids": np.full(num_tokens, 9, dtype=np.int64),
         "masked": np.ones(num_tokens, dtype=bool),
+        "candidates": np.full(num_tokens, 9, dtype=np.int64),
         "confidences": np.full(num_tokens, 0.5, dtype=np.float32),
         "committed": first & (phase is Phase.DENOISE),
         "edited": np.zeros(num_tokens, dtype=bool),

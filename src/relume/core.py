@@ -45,20 +45,19 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True)
-class SpanSignals:
-    """What the decoder made of one request's tokens in a forward. Arrays have one entry a token.
+class SpanInput:
+    """One request's tokens in a forward, as known before it runs. Arrays have one entry a token.
 
     Attributes:
         request: number of the request, unique within an engine.
-        phase: what the forward was for.
+        phase: what the forward is for.
         start: position of the first token in the canvas.
         block_length: of the request.
         token_ids: int64, the forward's input.
-        masked: bool, whether the position awaited a token.
-        confidences: float32, of each position's candidate; 1 where nothing was awaited or asked.
-        committed, edited: bool, masks that took a token, and tokens that changed.
+        masked: bool, whether the position awaits a token.
         next_start: position of the request's next forward; `start` again while the same tokens are worked on.
-        next_token_ids: int64, that forward's input, of any length; empty if there is none.
+        next_token_ids: int64, that forward's input, of any length. Empty if there is none, or, before a
+            denoising forward, not known yet.
     """
 
     request: int
@@ -67,11 +66,24 @@ class SpanSignals:
     block_length: int
     token_ids: np.ndarray
     masked: np.ndarray
+    next_start: int
+    next_token_ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class SpanSignals(SpanInput):
+    """What the decoder made of them, as known after the forward.
+
+    Attributes:
+        candidates: int64, each position's most likely token; where nothing was asked, the token itself.
+        confidences: float32, of the candidates; 1 where nothing was asked.
+        committed, edited: bool, masks that took a token, and tokens that changed.
+    """
+
+    candidates: np.ndarray
     confidences: np.ndarray
     committed: np.ndarray
     edited: np.ndarray
-    next_start: int
-    next_token_ids: np.ndarray
 
 
 class Registry(Mapping[str, T], Generic[T]):

@@ -46,12 +46,14 @@ class Step:
         state: the block afterwards.
         committed: positions, before any shift, whose mask took a token.
         edited: positions, before any shift, whose token changed.
-        confidence: `[block_length]` float32 of each position's candidate; NaN where none was asked for.
+        candidates: `[block_length]` int64, each position's most likely token; itself where none was asked for.
+        confidence: `[block_length]` float32 of the candidates; NaN where none was asked for.
     """
 
     state: BlockState
     committed: torch.Tensor
     edited: torch.Tensor
+    candidates: torch.Tensor
     confidence: torch.Tensor
 
 

@@ -86,7 +86,7 @@ class IndelDecoder(Decoder):
             finished=final or not positions,  # 5, 8
             cache_is_final=torch.equal(after.tokens, state.tokens),
         )
-        return Step(after, commits.nonzero().flatten(), edits.nonzero().flatten(), confidence)
+        return Step(after, commits.nonzero().flatten(), edits.nonzero().flatten(), candidates, confidence)
 
     def _diversify(
         self,

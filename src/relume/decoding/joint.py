@@ -44,7 +44,7 @@ class JointDecoder(Decoder):
             and ((not had_masks and not bool(edits.any())) or post_iterations >= self.max_post_iterations),
             cache_is_final=not bool((commits | edits).any()),
         )
-        return Step(after, commits.nonzero().flatten(), edits.nonzero().flatten(), confidence)
+        return Step(after, commits.nonzero().flatten(), edits.nonzero().flatten(), candidates, confidence)
 
 
 def select_edits(

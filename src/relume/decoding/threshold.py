@@ -28,7 +28,7 @@ class ThresholdDecoder(Decoder):
         finished = not bool(masked.any()) or self._text_has_ended(after)
         after = dataclasses.replace(after, finished=finished)
         nothing = torch.empty(0, dtype=torch.int64)
-        return Step(after, commits.nonzero().flatten(), nothing, confidence)
+        return Step(after, commits.nonzero().flatten(), nothing, candidates, confidence)
 
     def _text_has_ended(self, state: BlockState) -> bool:
         """Whether an end of text was generated and nothing before it is masked."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from relume.config import ModelConfig, require
-from relume.core import RelumeError, SpanSignals
+from relume.core import RelumeError, SpanInput, SpanSignals
 from relume.engine.provision import DEFAULT_STRATEGY, Provision
 from relume.engine.recorder import Recorder
 from relume.experts.usage import ExpertUsage
@@ -49,8 +49,14 @@ class Runtime:
         self._num_positions = provision.plan.bytes["kv_cache"] // self._position_bytes
         self._caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
 
-    def forward(self, segments: Sequence[Segment]) -> tuple[list[torch.Tensor], ExpertUsage]:
-        """Logits of each segment, and what the forward used. To be called with the lock held."""
+    def forward(
+        self, segments: Sequence[Segment], inputs: Sequence[SpanInput] = ()
+    ) -> tuple[list[torch.Tensor], ExpertUsage]:
+        """Logits of each segment, and what the forward used; `inputs` says what the segments are.
+
+        To be called with the lock held.
+        """
+        self.model.experts.begin_forward(inputs)
         used = ExpertUsage(record=self.recorder is not None)
         return self.model.transformer.forward(segments, used), used
 

@@ -41,14 +41,16 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
         transformer = self.runtime.model.transformer
         segments = [sequence.segment(transformer.device) for sequence in self.running]
+        inputs = [sequence.span_input(segment) for sequence, segment in zip(self.running, segments, strict=True)]
         started = time.perf_counter()
-        logits, used = self.runtime.forward(segments)
+        logits, used = self.runtime.forward(segments, inputs)
         forward_s = time.perf_counter() - started
         happened, spans = [], []
-        for index, (sequence, segment, rows) in enumerate(zip(self.running, segments, logits, strict=True)):
+        ran = zip(self.running, segments, inputs, logits, strict=True)
+        for index, (sequence, segment, before, rows) in enumerate(ran):
             span = index if transformer.exact_batches else 0
             sequence.usage.add(used, span, forward_s, sequence.phase is Phase.DENOISE)
-            events, signals = sequence.advance(segment, rows)
+            events, signals = sequence.advance(segment, rows, before)
             happened.append((sequence, events))
             spans.append(signals)
             if sequence.phase is Phase.DONE:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import cached_property
 
 import numpy as np
 import torch
 
 from relume.config import PREFILL_TOKENS, DecodingConfig, ModelConfig, require
-from relume.core import Phase, SpanSignals
+from relume.core import Phase, SpanInput, SpanSignals
 from relume.decoding import make_decoder
-from relume.decoding.block import BlockState, Step
+from relume.decoding.block import Step
 from relume.engine.ending import AnswerCutter, Ending
 from relume.engine.events import BlockEvent, Event, IterationEvent
 from relume.engine.usage import Usage
@@ -127,23 +128,47 @@ class DecodingSequence:
             rows = self.decoder.rows(self._state)
         return Segment(self._next_tokens().to(device), self.cache, rows.to(device), self.block_length)
 
-    def advance(self, segment: Segment, logits: torch.Tensor) -> tuple[list[Event], SpanSignals]:
+    def span_input(self, segment: Segment) -> SpanInput:
+        """What the forward over `segment` is about to do, for strategies."""
+        start, end = self.cache.length, self.cache.length + segment.num_tokens
+        masked = np.zeros(segment.num_tokens, dtype=bool)
+        next_start, following = end, torch.empty(0, dtype=torch.int64)
+        if self.phase is Phase.DENOISE:
+            masked, next_start = self._state.masked.numpy(), start
+        elif self.phase is Phase.COMMIT:
+            following = self.decoder.begin(following).tokens
+        else:
+            following = self._input_at(end)
+        return SpanInput(
+            request=self.number,
+            phase=self.phase,
+            start=start,
+            block_length=self.block_length,
+            token_ids=segment.token_ids.cpu().numpy(),
+            masked=masked,
+            next_start=next_start,
+            next_token_ids=following.numpy(),
+        )
+
+    def advance(
+        self, segment: Segment, logits: torch.Tensor, before: SpanInput
+    ) -> tuple[list[Event], SpanSignals]:
         """Take the result of the forward over `segment`; return what happened, for callers and for strategies."""
-        phase, start, state = self.phase, self.cache.length, self._state
         step = None
         events: list[Event] = []
-        if phase is Phase.PREFILL:
+        if self.phase is Phase.PREFILL:
             self.cache.commit(segment.num_tokens)
             if self.cache.length == self._prompt_blocks * self.block_length:
                 self.phase = Phase.DENOISE
-        elif phase is Phase.COMMIT:
+        elif self.phase is Phase.COMMIT:
             self._next_block()
         else:
+            iteration = self._state.iteration
             step = self._denoise(logits)
-            events.append(self._iteration_event(step, state.iteration))
+            events.append(self._iteration_event(step, iteration))
             if self._state.finished:
                 events.append(self._finish_block())
-        return events, self._signals(phase, start, segment, state, step)
+        return events, self._signals(before, step)
 
     def _denoise(self, logits: torch.Tensor) -> Step:
         uniforms = None
@@ -158,36 +183,29 @@ class DecodingSequence:
         """Input of the next forward; empty if there is none."""
         if self.phase is Phase.DONE:
             return torch.empty(0, dtype=torch.int64)
-        if self.phase is not Phase.PREFILL:
-            return self._state.tokens
-        stop = min(self.cache.length + self._prefill_tokens, self._prompt_blocks * self.block_length)
-        return torch.tensor(self.prompt[self.cache.length : stop], dtype=torch.int64)
+        return self._state.tokens if self.phase is not Phase.PREFILL else self._input_at(self.cache.length)
 
-    def _signals(
-        self, phase: Phase, start: int, segment: Segment, state: BlockState, step: Step | None
-    ) -> SpanSignals:
-        """What the forward over `segment`, from `start` on, was for, and what `step` made of `state`."""
-        num_tokens = segment.num_tokens
-        masked = np.zeros(num_tokens, dtype=bool)
-        confidences = np.ones(num_tokens, dtype=np.float32)
+    def _input_at(self, start: int) -> torch.Tensor:
+        """Input of a forward that begins at `start`, before the first denoising one has changed any."""
+        end = self._prompt_blocks * self.block_length
+        if start == end:
+            return self._state.tokens
+        return torch.tensor(self.prompt[start : min(start + self._prefill_tokens, end)], dtype=torch.int64)
+
+    def _signals(self, before: SpanInput, step: Step | None) -> SpanSignals:
+        """What `step` made of the tokens, if there was one."""
+        num_tokens = len(before.token_ids)
+        candidates, confidences = before.token_ids, np.ones(num_tokens, dtype=np.float32)
         committed, edited = np.zeros(num_tokens, dtype=bool), np.zeros(num_tokens, dtype=bool)
         if step is not None:
-            masked = state.masked.numpy()
+            candidates = step.candidates.numpy()
             confidences = torch.where(step.confidence.isnan(), 1.0, step.confidence).numpy()
             committed[step.committed.numpy()] = True
             edited[step.edited.numpy()] = True
+        known = {field.name: getattr(before, field.name) for field in fields(SpanInput)}
+        known |= {"next_start": self.cache.length, "next_token_ids": self._next_tokens().numpy()}
         return SpanSignals(
-            request=self.number,
-            phase=phase,
-            start=start,
-            block_length=self.block_length,
-            token_ids=segment.token_ids.cpu().numpy(),
-            masked=masked,
-            confidences=confidences,
-            committed=committed,
-            edited=edited,
-            next_start=self.cache.length,
-            next_token_ids=self._next_tokens().numpy(),
+            **known, candidates=candidates, confidences=confidences, committed=committed, edited=edited
         )
 
     def cancel(self) -> None:

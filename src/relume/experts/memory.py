@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from relume.core import SpanSignals
+from relume.core import SpanInput, SpanSignals
 from relume.experts.access import Access
 from relume.experts.arena import Arena, Lease
 from relume.experts.loader import Load, Loader
@@ -99,6 +99,10 @@ class ExpertMemory:
         resident = zip(*(indices.tolist() for indices in np.nonzero(self.pool.resident)), strict=True)
         assert set(resident) == set(self.leases), "residents and leases differ"
         assert len(self.leases) <= self.pool.num_slots, "more residents than slots"
+
+    def begin_forward(self, spans: Sequence[SpanInput]) -> None:
+        """Tell the strategy what is about to be computed."""
+        self.retention.begin_forward(spans)
 
     def end_forward(self, spans: Sequence[SpanSignals]) -> None:
         """Tell the strategy what the decoder made of the forward."""

@@ -15,7 +15,7 @@ from relume.strategy.retention.belady import Belady, Future
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.use import ExpertShape, LayerUse
 from relume.trace.record import ForwardRecord
-from relume.trace.views import expert_counts, layer_uses, phase_of
+from relume.trace.views import expert_counts, layer_uses, phase_of, span_inputs
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ class Replay:
         pool, retention = self._pool, self._retention
         hits, misses = [], []
         resident = np.empty(len(uses), dtype=np.int64)
+        retention.begin_forward(span_inputs(record))
         for use in uses:
             retention.observe(use)
             resident[use.layer] = np.count_nonzero(pool.resident[use.layer])

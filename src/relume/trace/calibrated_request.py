@@ -76,6 +76,16 @@ class CalibratedRequest:
             following = self._open(stop)[0]
             yield self._forward(Phase.COMMIT, start, tokens, masked, masked, latents, stop, following)
 
+    def _candidates(
+        self, start: int, token_ids: np.ndarray, masked: np.ndarray, commits: np.ndarray, likely: np.ndarray
+    ) -> np.ndarray:
+        """Of masks: the final token as often as the confidence says, else any other of the text."""
+        own = self.generator.spawn(1)[0]  # the other draws do not depend on these
+        final = self.text[start : start + len(token_ids)]
+        right = commits | (own.random(len(token_ids)) < likely)
+        found = np.where(right, final, own.choice(self.text, size=len(token_ids)))
+        return np.where(masked, found, token_ids)
+
     def _open(self, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and masks of a block before its first iteration; the first one begins with the prompt's tail."""
         masked = np.arange(start, start + self.block_length) >= self.prompt_length
@@ -112,6 +122,7 @@ class CalibratedRequest:
             block_length=self.block_length,
             token_ids=token_ids,
             masked=masked,
+            candidates=self._candidates(start, token_ids, masked, commits, likely),
             confidences=np.where(masked, likely, 1.0).astype(np.float32),
             committed=commits,
             edited=np.zeros(len(token_ids), dtype=bool),

@@ -21,6 +21,7 @@ _SPAN_SCALARS = {"request": pa.int64(), "start": pa.int64(), "block_length": pa.
 _SPAN_ARRAYS = {
     "token_ids": pa.int64(),
     "masked": pa.bool_(),
+    "candidates": pa.int64(),
     "confidences": pa.float32(),
     "committed": pa.bool_(),
     "edited": pa.bool_(),

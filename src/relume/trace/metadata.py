@@ -12,7 +12,7 @@ from relume.core import RelumeError
 from relume.strategy.use import ExpertShape
 
 #: Version of the columns and of these keys.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _KEY = b"relume.trace"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
-from relume.core import Phase
+from relume.core import Phase, SpanInput
 from relume.strategy.use import LayerUse, last_block_votes
 from relume.trace.record import ForwardRecord
 
@@ -19,6 +21,17 @@ def span_slices(record: ForwardRecord) -> list[slice]:
     """Where each span's tokens are in the record's arrays."""
     ends = np.cumsum([len(span.token_ids) for span in record.spans]).tolist()
     return [slice(end - len(span.token_ids), end) for span, end in zip(record.spans, ends, strict=True)]
+
+
+def span_inputs(record: ForwardRecord) -> list[SpanInput]:
+    """What was known of the record's requests before the forward."""
+    inputs = []
+    for span in record.spans:
+        known = {field.name: getattr(span, field.name) for field in fields(SpanInput)}
+        if span.phase is Phase.DENOISE:
+            known |= {"next_start": span.start, "next_token_ids": np.empty(0, dtype=np.int64)}
+        inputs.append(SpanInput(**known))
+    return inputs
 
 
 def votes_of(record: ForwardRecord) -> np.ndarray:

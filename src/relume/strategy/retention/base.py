@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from relume.core import SpanSignals
+from relume.core import SpanInput, SpanSignals
 from relume.strategy.use import ExpertShape, LayerUse
 
 
 class Retention(ABC):
     """Ranks experts. It sees what a live engine sees, in that order, and never learns where it runs.
 
-    For each forward: `observe` for every MoE layer in turn, each followed by the pool's decision, which asks for
-    `priority`; then `end_forward` once.
+    For each forward: `begin_forward` once; `observe` for every MoE layer in turn, each followed by the pool's
+    decision, which asks for `priority`; then `end_forward` once.
 
     Attributes:
         preload: fill the slots by rank before the first forward.
@@ -26,6 +26,9 @@ class Retention(ABC):
 
     def __init__(self, shape: ExpertShape) -> None:
         self.shape = shape
+
+    def begin_forward(self, spans: Sequence[SpanInput]) -> None:  # noqa: B027 (most have nothing to do)
+        """Take note of what is about to be computed, the forward's requests in order."""
 
     @abstractmethod
     def observe(self, use: LayerUse) -> None:
