@@ -126,7 +126,7 @@ def other_columns(path: Path) -> None:
 
 def damaged_metadata(path: Path) -> None:
     key = next(iter(METADATA.encode()))
-    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({key: b'{"version": 1}'}), path)
+    pq.write_table(pa.table({"x": [1]}).replace_schema_metadata({key: b'{"version": 2}'}), path)
 
 
 def truncated(path: Path) -> None:
