@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from relume.core import Phase, SpanSignals
+from relume.strategy.use import span_slices
 from relume.trace.file import TraceReader
-from relume.trace.views import expert_counts, span_slices
+from relume.trace.views import expert_counts
 
 #: Upper ends of the bins of confidence.
 BINS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
@@ -37,7 +38,7 @@ def measure(reader: TraceReader) -> dict[str, Any]:
     last: dict[int, tuple[SpanSignals, np.ndarray]] = {}  # of each request
     iterations: dict[tuple[int, int], int] = defaultdict(int)
     for record in reader:
-        for span, tokens in zip(record.spans, span_slices(record), strict=True):
+        for span, tokens in zip(record.spans, span_slices(record.spans), strict=True):
             if span.phase is Phase.DENOISE:
                 ids = record.expert_ids[:, tokens].astype(np.int64)
                 histogram += expert_counts(ids, shape.num_experts)

@@ -19,6 +19,7 @@ LEVELS = [
     {"engine"},
     {"decoding", "model"},
     {"experts"},
+    {"clock"},
     {"trace"},
     {"strategy", "routing"},
     {"checkpoint"},

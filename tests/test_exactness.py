@@ -18,15 +18,19 @@ from relume import DecodingConfig, Engine, Request
 from relume.core import Phase
 from relume.experts import executor
 from relume.experts.source import CheckpointExperts
-from relume.simulate.replay import foresee, replay
+from relume.simulate.recorded import replay_recorded
+from relume.simulate.replay import foresee
 from relume.strategy.budget import uniform
-from relume.strategy.retention import RETENTIONS
+from relume.strategy.retention.context import RetentionContext
+from relume.strategy.strategies import STRATEGIES, Strategy
 from relume.trace.file import TraceReader
-from relume.trace.profile import Profile
+from relume.trace.profile import gather_profile, read_model_profile, write_model_profile
+from traces import played
 
 ORACLE = Path(__file__).parent / "oracle" / "llada2-tiny-a"
 #: Strategies that a live engine can have besides `full`.
-LIVE = sorted(set(RETENTIONS) - {"full", "belady"})
+LIVE = sorted(set(STRATEGIES) - {"full", "belady"})
+NEED_PROFILE = [name for name, strategy in STRATEGIES.items() if strategy.retention in {"static", "foresight"}]
 BUDGETS = ["10%", "25%", "40%", "60%"]
 PROMPTS = ["How many times is a in banana?", "Reverse the word planet.", "What is 23 + 58?", "Sort 9 4 7 1."]
 
@@ -51,13 +55,13 @@ class Subject:
             with engine.record(profile.with_suffix(".trace")):
                 results = engine.generate_batch(self.requests)
             reader = TraceReader(profile.with_suffix(".trace"))
-            Profile.from_records(reader, reader.metadata.shape).save(profile)
+            write_model_profile(gather_profile(reader, reader.metadata.shape), profile)
             self.tokens = [result.canvas for result in results]
             self.ids = list(itertools.chain.from_iterable(prompts))
             self.logits = engine.logits(self.ids)
 
     def load(self, **options: Any) -> Engine:
-        if options.get("strategy") == "static":
+        if options.get("strategy") in NEED_PROFILE:
             options["profile"] = str(self.profile)
         return Engine.load(self.model, dtype="float32", **options)
 
@@ -88,7 +92,7 @@ def test_every_strategy_and_budget_gives_the_same_bits(subject: Subject, strateg
         assert all(0.0 < s.hit_rate < 1.0 for s in statistics)
         assert all(s.bytes_from_disk > 0 and s.bytes_to_device > 0 and s.stall_s >= 0.0 for s in statistics)
         assert memory.pool.resident.sum(axis=1).tolist() == memory.pool.slots
-        assert (sum(s.evictions for s in statistics) > 0) == (strategy != "static")
+        assert (sum(s.evictions for s in statistics) > 0) == (STRATEGIES[strategy].retention != "static")
 
 
 @pytest.mark.parametrize(
@@ -179,8 +183,9 @@ def test_a_replay_gives_the_live_hits_and_misses(
     shape = reader.metadata.shape
     total = sum(reader.metadata.slots)
     budget = uniform(total, shape) if shared else list(reader.metadata.slots)
-    popularity = Profile.load(subject.profile, shape).popularity if strategy == "static" else None
-    again = replay(reader, RETENTIONS[strategy], shape, budget, shared, popularity)
+    profile = read_model_profile(subject.profile, shape) if strategy in NEED_PROFILE else None
+    context = RetentionContext(shape, sum(budget), profile)
+    again = replay_recorded(reader, Strategy.parse(strategy), context, sum(budget) if shared else budget)
     live = np.array([[len(misses) for misses in record.misses] for record in reader])
     assert (again.misses == live).all()
     active = sum(len(np.unique(ids)) for record in reader for ids in record.expert_ids)
@@ -191,19 +196,21 @@ def test_a_replay_gives_the_live_hits_and_misses(
         Phase.COMMIT,
     }
     assert sum(int(s.committed.sum()) for r in reader for s in r.spans) == sum(sum(r.commits) for r in results)
-    bound = replay(reader, RETENTIONS["belady"], shape, budget, shared, future=foresee(reader, shape))
+    bound = played(reader, "belady", shape, budget, shared, future=foresee(reader, shape))
     assert bound.hits.sum() >= again.hits.sum()
 
 
 REPLAY = """
 import json, sys
 from relume.simulate.replay import replay
-from relume.strategy.retention import RETENTIONS
+from relume.strategy.retention.context import RetentionContext
+from relume.strategy.strategies import Strategy
 from relume.trace.file import TraceReader
 from pathlib import Path
 reader = TraceReader(Path(sys.argv[1]))
 metadata = reader.metadata
-found = replay(reader, RETENTIONS[metadata.strategy], metadata.shape, list(metadata.slots))
+context = RetentionContext(metadata.shape, sum(metadata.slots))
+found = replay(reader, Strategy.parse(metadata.strategy), context, list(metadata.slots))
 print(json.dumps(found.misses.tolist()))
 """
 

@@ -11,6 +11,7 @@ import torch
 
 from checkpoints import LLADA2, make_tensors, write_checkpoint
 from relume import Engine
+from relume.checkpoint.files import Pause
 from relume.experts.formats import DenseFormat, Views
 from relume.experts.host import HostExperts, spread
 from relume.experts.source import ExpertSource
@@ -24,7 +25,7 @@ SOURCE = Path(memory.__file__).parent.parent
 class Counting(ExpertSource):
     """Fills an expert's tensors with its number."""
 
-    def read(self, layer: int, expert: int, views: Views) -> int:
+    def read(self, layer: int, expert: int, views: Views, pause: Pause | None = None) -> int:
         for view in views:
             view.fill_(10 * layer + expert)
         return 100

@@ -11,19 +11,20 @@ import pytest
 
 from relume.core import Phase, RelumeError
 from relume.simulate.job import simulate
-from relume.simulate.replay import foresee, replay
+from relume.simulate.replay import foresee
+from relume.strategy.lanes import TimelessLanes
+from relume.strategy.placement import Placement
 from relume.strategy.pool import ResidentPool
-from relume.strategy.retention import RETENTIONS
 from relume.strategy.retention.context import RetentionContext
+from relume.strategy.strategies import STRATEGIES
 from relume.strategy.use import ExpertShape
 from relume.trace.calibrated import CalibratedConfig, synthesise_trace
 from relume.trace.file import TraceReader
-from relume.trace.profile import Profile
-from relume.trace.views import layer_uses, phase_of
-from traces import SMALL_TRACE, joined, make_record, make_span, write_trace
+from relume.trace.profile import gather_profile, write_model_profile
+from relume.trace.views import layer_uses, phase_of, span_inputs
+from traces import SMALL_TRACE, joined, make_record, make_span, played, write_trace
 
 SHAPE = ExpertShape(1, 8, 2)
-LRU = RETENTIONS["lru"]
 
 
 def nothing(_added: int, _total: int) -> None:
@@ -33,7 +34,7 @@ def nothing(_added: int, _total: int) -> None:
 def test_what_is_counted() -> None:
     """Experts 0 to 3, then the same, then 2 to 5, with four slots."""
     records = [make_record([[[0, 1], [2, 3]]]), make_record([[[0, 1], [2, 3]]]), make_record([[[2, 3], [4, 5]]])]
-    result = replay(records, LRU, SHAPE, [4])
+    result = played(records, "lru", SHAPE, [4])
     assert result.hits[:, 0].tolist() == [0, 4, 2]
     assert result.misses[:, 0].tolist() == [4, 0, 2]
     assert result.resident[:, 0].tolist() == [0, 4, 4]
@@ -49,17 +50,17 @@ def test_hit_rate_is_of_denoising_forwards() -> None:
         make_record([[[0, 1], [2, 3]]]),
         make_record([[[0, 1], [4, 5]]], [make_span(2, Phase.COMMIT)]),
     ]
-    result = replay(records, LRU, SHAPE, [8])
+    result = played(records, "lru", SHAPE, [8])
     assert result.denoising.tolist() == [False, True, False]
     assert (result.hit_rate, result.hit_rate_all, result.utilisation) == (1.0, 6 / 12, 1.0)
-    nowhere = replay(records[:1], LRU, SHAPE, [8])
+    nowhere = played(records[:1], "lru", SHAPE, [8])
     assert (nowhere.hit_rate, nowhere.utilisation, nowhere.bytes_per_token(1)) == (None, None, None)
 
 
 def test_only_the_last_block_of_a_prefill_is_kept() -> None:
     prefill = make_record([[[0, 1], [2, 3], [4, 5], [5, 6]]], [make_span(4, Phase.PREFILL, block_length=2)])
     after = [make_record([[[e, e], [e, e]]]) for e in range(8)]
-    hits = [replay([prefill, record], LRU, SHAPE, [8]).hits[1, 0] for record in after]
+    hits = [played([prefill, record], "lru", SHAPE, [8]).hits[1, 0] for record in after]
     assert hits == [0, 0, 0, 0, 1, 1, 1, 0]
 
 
@@ -68,15 +69,15 @@ def test_every_request_of_a_batch_votes() -> None:
     prefill = make_record([[[0, 1], [2, 3]]], [make_span(2, Phase.PREFILL, block_length=1)])
     batch = joined(prefill, make_record([[[4, 5], [5, 6]]], [make_span(2, request=1)]))
     after = [make_record([[[e, e], [e, e]]]) for e in range(8)]
-    hits = [replay([batch, record], LRU, SHAPE, [8]).hits[1, 0] for record in after]
+    hits = [played([batch, record], "lru", SHAPE, [8]).hits[1, 0] for record in after]
     assert hits == [0, 0, 1, 1, 1, 1, 1, 0]
-    assert replay([batch], LRU, SHAPE, [8]).denoising.tolist() == [False]
+    assert played([batch], "lru", SHAPE, [8]).denoising.tolist() == [False]
 
 
 def test_a_replay_is_a_function_of_the_records() -> None:
     reader = TraceReader(SMALL_TRACE)
     shape = reader.metadata.shape
-    first, again = (replay(reader, LRU, shape, [6] * 4) for _ in range(2))
+    first, again = (played(reader, "lru", shape, [6] * 4) for _ in range(2))
     for field in dataclasses.fields(first):
         assert np.array_equal(getattr(first, field.name), getattr(again, field.name))
 
@@ -84,7 +85,7 @@ def test_a_replay_is_a_function_of_the_records() -> None:
 def test_two_processes_give_the_rows_of_one(tmp_path: Path) -> None:
     profile = tmp_path / "profile.npz"
     reader = TraceReader(SMALL_TRACE)
-    Profile.from_records(reader, reader.metadata.shape).save(profile)
+    write_model_profile(gather_profile(reader, reader.metadata.shape), profile)
     done: list[tuple[int, int]] = []
     names, memories = ["lru", "static", "counts"], ["20%", "9", "400MiB"]
     one = simulate(SMALL_TRACE, names, memories, nothing, profile, worth_a_process=10**9)
@@ -103,9 +104,7 @@ def test_rows_are_those_of_single_replays() -> None:
     simulation = simulate(SMALL_TRACE, ["lfru", "belady"], ["25%"], nothing, shared=True)
     assert [row.strategy for row in simulation.rows] == ["lfru", "belady"]
     for row in simulation.rows:
-        alone = replay(
-            reader, RETENTIONS[row.strategy], shape, [6] * 4, shared=True, future=foresee(reader, shape)
-        )
+        alone = played(reader, row.strategy, shape, [6] * 4, shared=True, future=foresee(reader, shape))
         assert (row.hit_rate, row.hit_rate_all, row.utilisation) == (
             alone.hit_rate,
             alone.hit_rate_all,
@@ -142,19 +141,20 @@ def test_show_what_a_decision_costs(shared: bool) -> None:
     shape, slots = config.shape, [64] * config.shape.num_layers
     records = list(synthesise_trace(config, np.random.default_rng(0)))
     records = [record for record in records if phase_of(record) is Phase.DENOISE]
-    context = RetentionContext(shape, sum(slots), np.ones((19, 256)), foresee(records, shape))
-    for name in sorted(set(RETENTIONS) - {"full"}):
+    context = RetentionContext(shape, sum(slots), gather_profile(records, shape), foresee(records, shape))
+    for name in sorted(set(STRATEGIES) - {"full"}):
         spent = []
         for _ in range(5):
-            retention = RETENTIONS[name](context)
             pool = ResidentPool(shape, sum(slots) if shared else slots)
-            forwards = [layer_uses(record, shape.num_experts) for record in records]  # nothing counted yet
+            placement = Placement(pool, STRATEGIES[name].make(context), TimelessLanes())
+            # Nothing counted yet.
+            forwards = [(record, layer_uses(record, shape.num_experts), span_inputs(record)) for record in records]
             started = time.process_time()
-            for uses in forwards:
+            for record, uses, inputs in forwards:
+                placement.begin_forward(inputs)
                 for use in uses:
-                    retention.observe(use)
-                    pool.decide(use, retention)
-                retention.end_forward(())
+                    placement.decide(use)
+                placement.end_forward(record.spans)
             spent.append(time.process_time() - started)
             assert pool.resident.sum() <= sum(slots)
         cost = 1e6 * min(spent) / len(records) / shape.num_layers

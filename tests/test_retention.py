@@ -21,17 +21,20 @@ from naive_retention import (
     naive_replay,
 )
 from relume.core import RelumeError
-from relume.simulate.replay import ReplayResult, foresee, replay
+from relume.simulate.replay import ReplayResult, foresee
 from relume.strategy.budget import ExpertMemory, explicit, shared_pool_warning, uniform
+from relume.strategy.lanes import TimelessLanes
+from relume.strategy.placement import Placement
 from relume.strategy.pool import ResidentPool
 from relume.strategy.retention import RETENTIONS
 from relume.strategy.retention.context import RetentionContext
+from relume.strategy.strategies import STRATEGIES, Strategy
 from relume.strategy.use import ExpertShape
 from relume.trace.file import TraceReader
-from relume.trace.profile import Profile
+from relume.trace.profile import gather_profile
 from relume.trace.record import ForwardRecord
-from relume.trace.views import layer_uses
-from traces import SMALL_TRACE, make_record, random_records
+from relume.trace.views import layer_uses, span_inputs
+from traces import SMALL_TRACE, make_record, played, random_records
 
 CAPACITIES = (2, 4, 6, 9, 13, 24)
 #: Hits over all forwards of the committed trace by slots per layer, each layer having its own.
@@ -73,10 +76,9 @@ def play(
     name: str, records: Sequence[ForwardRecord] | TraceReader, shape: ExpertShape, slots: int, shared: bool
 ) -> ReplayResult:
     """Any policy, with what it needs from the trace itself."""
-    popularity = Profile.from_records(records, shape).popularity if name == "static" else None
+    profile = gather_profile(records, shape) if name == "static" else None
     future = foresee(records, shape) if name == "belady" else None
-    budget = [slots] * shape.num_layers
-    return replay(records, RETENTIONS[name], shape, budget, shared, popularity, future)
+    return played(records, name, shape, [slots] * shape.num_layers, shared, profile, future)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -149,22 +151,23 @@ def test_what_the_pool_says_is_what_it_does(seed: int, slots: list[int], shared:
     shape = ExpertShape(3, 12, 2)
     generator = np.random.default_rng(seed)
     records = random_records(shape, 8, 4, generator)
-    context = RetentionContext(shape, sum(slots), generator.random((3, 12)), foresee(records, shape))
-    retention = RETENTIONS[name](context)
+    context = RetentionContext(shape, sum(slots), gather_profile(records, shape), foresee(records, shape))
     pool = ResidentPool(shape, sum(slots) if shared else slots)
-    if retention.preload:
-        added = pool.fill(retention)
+    placement = Placement(pool, STRATEGIES[name].make(context), TimelessLanes())
+    if placement.retention.preload:
+        added = placement.fill()
         assert len(added) == len(set(added)) == pool.resident.sum() == sum(slots)
-        assert pool.fill(retention) == []
+        assert placement.fill() == []
     for record in records:
+        placement.begin_forward(span_inputs(record))
         for use in layer_uses(record, shape.num_experts):
             before = pool.resident.copy()
-            retention.observe(use)
-            decision = pool.decide(use, retention)
+            decision = placement.decide(use)
             active = np.unique(use.expert_ids)
             assert np.array_equal(np.union1d(decision.hits, decision.misses), active)
             assert before[use.layer, decision.hits].all() and not before[use.layer, decision.misses].any()
-            assert np.isin(decision.kept, decision.misses).all() and use.counts[decision.kept].all()
+            assert np.isin(decision.kept, decision.transferred).all()
+            assert placement.retention.admits(use)[decision.kept].all()
             for expert in decision.evicted:
                 assert before[expert]
                 before[expert] = False
@@ -172,7 +175,7 @@ def test_what_the_pool_says_is_what_it_does(seed: int, slots: list[int], shared:
             assert np.array_equal(before, pool.resident)
             counts = pool.resident.sum(axis=1)
             assert counts.sum() <= sum(slots) and (shared or (counts <= slots).all())
-        retention.end_forward(record.spans)
+        placement.end_forward(record.spans)
 
 
 def test_a_shared_pool_smaller_than_a_pass_has_no_lru_hits() -> None:
@@ -181,8 +184,8 @@ def test_a_shared_pool_smaller_than_a_pass_has_no_lru_hits() -> None:
     records = [make_record(np.tile(np.arange(6).reshape(1, 3, 2), (4, 1, 1)))] * 10
     for slots, hits in ((12, 0), (18, 0), (24, 9 * 24)):
         budget = uniform(slots, shape)
-        assert replay(records, RETENTIONS["lru"], shape, budget, shared=True).hits.sum() == hits
-        bound = replay(records, RETENTIONS["belady"], shape, budget, shared=True, future=foresee(records, shape))
+        assert played(records, "lru", shape, budget, shared=True).hits.sum() == hits
+        bound = played(records, "belady", shape, budget, shared=True, future=foresee(records, shape))
         assert bound.hits.sum() == 10 * slots
     warning = shared_pool_warning(18, np.full(4, 6.0))
     assert warning is not None and "24 slots" in warning and "\n" not in warning
@@ -195,9 +198,9 @@ def test_what_failed_to_load_is_a_miss_again(small: TraceReader) -> None:
     pool = ResidentPool(shape, [24] * 4)
     use = layer_uses(next(iter(small)), shape.num_experts)[0]
     retention.observe(use)
-    kept = pool.decide(use, retention).kept
+    kept, _ = pool.admit(0, pool.look(use)[1], retention)
     pool.restore([(0, expert) for expert in kept[1:].tolist()])
-    assert pool.decide(use, retention).misses.tolist()[0] == kept[0]
+    assert pool.look(use)[1].tolist()[0] == kept[0]
 
 
 def test_policies_that_lack_what_they_need_say_where_to_get_it(small: TraceReader) -> None:
@@ -206,10 +209,11 @@ def test_policies_that_lack_what_they_need_say_where_to_get_it(small: TraceReade
         RETENTIONS["static"](RetentionContext(shape, 8))
     with pytest.raises(RelumeError, match="relume simulate"):
         RETENTIONS["belady"](RetentionContext(shape, 8))
-    with pytest.raises(RelumeError, match=r"2 layers of 24 experts, the model has 4 of 24"):
-        RetentionContext(shape, 8, np.zeros((2, 24)))
+    other = gather_profile([make_record([[[0, 1]]])], ExpertShape(1, 24, 2))
+    with pytest.raises(RelumeError, match=r"1 layers of 24 experts, 2 a token, the model has 4 layers of 24"):
+        RetentionContext(shape, 8, other)
     with pytest.raises(RelumeError, match="choose one of belady, counts"):
-        RETENTIONS["magic"]
+        Strategy.parse("magic")
 
 
 MINI = ExpertShape(19, 256, 8)

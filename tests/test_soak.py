@@ -17,11 +17,11 @@ import pytest
 from checkpoints import LLADA22, make_tensors, write_checkpoint
 from faults import Disk, check_error, check_memory, num_descriptors, relume_threads
 from relume import DecodingConfig, Engine, GenerationResult, RelumeError, Request
-from relume.strategy.retention import RETENTIONS
+from relume.strategy.strategies import STRATEGIES as ALL_STRATEGIES
 from relume.trace.file import TraceReader
-from relume.trace.profile import Profile
+from relume.trace.profile import gather_profile, write_model_profile
 
-STRATEGIES = sorted(set(RETENTIONS) - {"belady"})
+STRATEGIES = sorted(set(ALL_STRATEGIES) - {"belady"})
 BUDGETS = [10, 25, 40, 60, 90]
 MIB = 2**20
 
@@ -35,12 +35,16 @@ class Soak:
         self.draw = random.Random(seed)
         self.done: Counter[str] = Counter()
         self.others = relume_threads()
-        self.reference = Engine.load(self.folder, dtype="float32", strategy="full")
+        # How a prompt is cut into forwards is no part of the promise: products of other sizes round differently.
+        self.prefill_blocks = self.draw.choice([None, 1])
+        self.reference = Engine.load(
+            self.folder, dtype="float32", strategy="full", prefill_blocks=self.prefill_blocks
+        )
         self.profile = folder / "profile.npz"
         with self.reference.record(folder / "trace"):
             self.reference.generate_batch([self.request() for _ in range(4)])
         reader = TraceReader(folder / "trace")
-        Profile.from_records(reader, reader.metadata.shape).save(self.profile)
+        write_model_profile(gather_profile(reader, reader.metadata.shape), self.profile)
         self.engine, self.budget = self.load()
 
     def load(self) -> tuple[Engine, int]:
@@ -48,7 +52,9 @@ class Soak:
         draw = self.draw
         strategy = draw.choice(STRATEGIES)
         budget = 100 if strategy == "full" else draw.choice(BUDGETS)
-        more: dict[str, Any] = {"profile": str(self.profile)} if strategy == "static" else {}
+        more: dict[str, Any] = (
+            {"profile": str(self.profile)} if ALL_STRATEGIES[strategy].retention == "static" else {}
+        )
         engine = Engine.load(
             self.folder,
             dtype="float32",
@@ -58,7 +64,7 @@ class Soak:
             reads=draw.choice(["direct", "buffered"]),
             num_threads=draw.choice([1, 2]),
             max_batch=draw.choice([1, 3, 8]),
-            prefill_blocks=draw.choice([None, 1]),
+            prefill_blocks=self.prefill_blocks,
             **more,
         )
         return engine, budget

@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 
 from relume.core import Phase, SpanSignals
+from relume.simulate.replay import ReplayResult, replay
+from relume.strategy.profile import Profile
+from relume.strategy.retention.belady import Future
+from relume.strategy.retention.context import RetentionContext
+from relume.strategy.strategies import Strategy
 from relume.strategy.use import ExpertShape
 from relume.trace.calibrated import CalibratedConfig, synthesise_trace
 from relume.trace.file import TraceWriter
@@ -32,6 +37,20 @@ SMALL_SEED = 7
 def small_records() -> list[ForwardRecord]:
     """The records of the committed trace, made anew."""
     return list(synthesise_trace(SMALL_CONFIG, np.random.default_rng(SMALL_SEED)))
+
+
+def played(
+    records: Iterable[ForwardRecord],
+    strategy: str,
+    shape: ExpertShape,
+    budget: Sequence[int],
+    shared: bool = False,
+    profile: Profile | None = None,
+    future: Future | None = None,
+) -> ReplayResult:
+    """A replay of a strategy, by its name, with slots for each layer or all of them shared."""
+    context = RetentionContext(shape, sum(budget), profile, future)
+    return replay(records, Strategy.parse(strategy), context, sum(budget) if shared else budget)
 
 
 def write_trace(
@@ -68,7 +87,7 @@ def make_record(expert_ids: Any, spans: Sequence[SpanSignals] | None = None) -> 
     ids = np.asarray(expert_ids, dtype=np.uint16)
     nothing = tuple(np.empty(0, dtype=np.uint16) for _ in ids)
     chosen = (make_span(ids.shape[1]),) if spans is None else tuple(spans)
-    return ForwardRecord(chosen, ids, np.ones(ids.shape, dtype=np.float32), nothing)
+    return ForwardRecord(chosen, ids, np.ones(ids.shape, dtype=np.float32), nothing, nothing, nothing)
 
 
 def random_records(
@@ -94,6 +113,8 @@ def joined(left: ForwardRecord, right: ForwardRecord) -> ForwardRecord:
         np.concatenate((left.expert_ids, right.expert_ids), axis=1),
         np.concatenate((left.weights, right.weights), axis=1),
         left.misses,
+        left.hosted,
+        left.arrived,
     )
 
 

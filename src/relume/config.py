@@ -298,7 +298,8 @@ class EngineConfig:
             `context` positions, and is then missing for experts.
         exact_batches: compute each request's rows apart, so that its tokens do not depend on its company. Off, a
             batch reads the dense weights once, and rounding may then change a token.
-        strategy: which experts stay near the compute: a name of `strategy.retention.RETENTIONS`, or `auto`.
+        strategy: which experts stay near the compute, and more: as `strategy.strategies.Strategy.parse` reads it,
+            or `auto`.
         expert_memory: of resident experts: `auto` (as many as fit), a share as `40%`, a size as `8GiB`, or experts
             of each layer as `100`.
         layer_slots: resident experts of each MoE layer instead, separated by commas.
@@ -310,6 +311,8 @@ class EngineConfig:
             are resident.
         host_memory: experts that are held in RAM besides, as `expert_memory`: beside a GPU, to spare the disk.
         num_threads: that compute; by default one a core.
+        hardware: a machine to charge the time of, instead of taking this one's: a name of
+            `machine.hardware.HARDWARE`, `this`, or the path of a profile.
     """
 
     dtype: DTypeName = "auto"
@@ -327,6 +330,7 @@ class EngineConfig:
     reads: ReadMode = "auto"
     host_memory: str | None = None
     num_threads: int | None = None
+    hardware: str | None = None
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -98,6 +98,9 @@ class Registry(Mapping[str, T], Generic[T]):
             raise RelumeError(f"unknown {self.kind} {name!r}: choose one of {', '.join(sorted(self._entries))}")
         return self._entries[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 

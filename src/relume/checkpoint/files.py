@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,10 @@ import numpy as np
 from relume.core import RelumeError
 from relume.machine.pages import PAGE, whole_pages
 
+#: Called before each part of a read that may be kept waiting; see `Files.fill`.
+Pause = Callable[[], None]
+#: Part of a read that may be kept waiting.
+_PART_BYTES = 1 << 20
 #: Of an open file: what changes when it is written to, or replaced.
 Signature = tuple[int, int, int]
 
@@ -47,15 +52,25 @@ class Files:
         """
         self._opened[path] = self._open(path), signature
 
-    def fill(self, path: Path, offset: int, buffer: memoryview, what: str) -> None:
+    def fill(self, path: Path, offset: int, buffer: memoryview, what: str, pause: Pause | None = None) -> None:
         """Read `len(buffer)` bytes from `offset` on. `what` they are is named in errors.
+
+        With `pause` they are read in parts, before each of which it is called; what it raises ends the read.
 
         Raises:
             RelumeError: the file ends early, cannot be read, or was changed since it was opened, or see `expect`.
         """
-        self._read(path, offset, buffer, len(buffer), what)
+        self._read(path, offset, buffer, len(buffer), what, pause)
 
-    def fill_direct(self, path: Path, offset: int, num_bytes: int, buffer: AlignedBuffer, what: str) -> np.ndarray:
+    def fill_direct(
+        self,
+        path: Path,
+        offset: int,
+        num_bytes: int,
+        buffer: AlignedBuffer,
+        what: str,
+        pause: Pause | None = None,
+    ) -> np.ndarray:
         """Read through `buffer`, which must hold the range widened to pages; returns the bytes asked for.
 
         Raises:
@@ -63,7 +78,7 @@ class Files:
         """
         start = offset - offset % PAGE
         wide = whole_pages(offset + num_bytes - start)
-        self._read(path, start, buffer.bytes[:wide].data, offset + num_bytes - start, what)
+        self._read(path, start, buffer.bytes[:wide].data, offset + num_bytes - start, what, pause)
         return buffer.bytes[offset - start : offset - start + num_bytes]
 
     def close(self) -> None:
@@ -73,13 +88,19 @@ class Files:
                 os.close(descriptor)
             self._opened.clear()
 
-    def _read(self, path: Path, offset: int, buffer: memoryview, needed: int, what: str) -> None:
+    def _read(
+        self, path: Path, offset: int, buffer: memoryview, needed: int, what: str, pause: Pause | None
+    ) -> None:
         """Fill at least `needed` bytes of `buffer`; direct reads may end in the middle of the last page."""
         descriptor = self._open(path)
         done = 0
+        part = len(buffer)
         while done < needed:
+            if pause is not None:
+                part = _PART_BYTES
+                pause()
             try:
-                count = os.preadv(descriptor, [buffer[done:]], offset + done)
+                count = os.preadv(descriptor, [buffer[done : done + part]], offset + done)
             except OSError as error:
                 raise RelumeError(
                     f"{path}: reading {what} at byte {offset + done} failed ({error.strerror}); if it stays so, "

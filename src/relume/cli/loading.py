@@ -17,7 +17,7 @@ _HELP = {
     "dtype": "float32, bfloat16, or auto: the checkpoint's.",
     "device": "cpu or cuda.",
     "prefill_blocks": "Blocks of the prompt in one forward; by default as many as hold 512 tokens.",
-    "strategy": "What decides which experts stay: full, lru, counts, ...; auto takes what fits.",
+    "strategy": "What decides which experts stay: full, lru, foresight, ..., with changes as oled:dispatch=host.",
     "expert_memory": "Of resident experts: auto, a share as 40%, a size as 8GiB, or experts a layer as 100.",
     "layer_slots": "Resident experts of each MoE layer instead, separated by commas.",
     "shared_pool": "Let all layers share the slots.",
@@ -27,6 +27,7 @@ _HELP = {
     "reads": "Read experts direct (past the page cache) or buffered; auto: direct unless all are resident.",
     "host_memory": "Experts to hold in RAM besides, as --expert-memory: beside a GPU, to spare the disk.",
     "num_threads": "Threads that compute; by default one a core.",
+    "hardware": "Charge the time of rtx4090, a100-40, ... instead: every time is then simulated.",
     "revision": "Branch, tag or commit of a hub id.",
     "offline": "Use only what was downloaded before.",
 }
@@ -49,15 +50,19 @@ class LoadOptions:
     reads: ReadMode = "auto"
     host_memory: str | None = None
     num_threads: int | None = None
+    hardware: str | None = None
     revision: str | None = None
     offline: bool = False
 
     def __post_init__(self) -> None:
+        from relume.machine.hardware import load_hardware
         from relume.strategy.budget import ExpertMemory, parse_size
-        from relume.strategy.retention import RETENTIONS
+        from relume.strategy.strategies import Strategy
 
         if self.strategy != "auto":
-            RETENTIONS[self.strategy]
+            Strategy.parse(self.strategy)
+        if self.hardware is not None:
+            load_hardware(self.hardware)
         self.engine()  # building it checks the values
         ExpertMemory.parse(self.expert_memory)
         if self.host_memory is not None:

@@ -122,13 +122,13 @@ def profile(
 ) -> None:
     """Write down which experts a trace's model prefers, for strategies that want to know."""
     from relume.trace.file import TraceReader
-    from relume.trace.profile import Profile
+    from relume.trace.profile import gather_profile, write_model_profile
 
     reader = TraceReader(path)
     with item_progress("reading") as progress:
         records = _counted(reader, reader.num_forwards, progress)
-        made = Profile.from_records(records, reader.metadata.shape, reader.metadata.model)
-    made.save(out)
+        made = gather_profile(records, reader.metadata.shape, reader.metadata.model)
+    write_model_profile(made, out)
     mean = float(made.mean_active.mean())
     typer.echo(f"{out}: {reader.num_forwards} forwards, {mean:.1f} experts of a layer active in an iteration")
     if json_output:

@@ -138,7 +138,7 @@ class Engine:
     def _provision(self) -> Provision:
         stored = self._stored_dtype
         sizes = model_sizes(self._family, self.config)
-        return provision(self.config, sizes, self._engine, self._dtype, stored, self._checkpoint.pack)
+        return provision(self.config, sizes, self._engine, self._dtype, stored, self._checkpoint.pack, self.folder)
 
     @property
     def plan(self) -> MemoryPlan:
@@ -150,7 +150,10 @@ class Engine:
         """What is not as asked or makes relume slower, one line each."""
         runtime = self._runtime_or_none
         loaded = () if runtime is None else runtime.model.experts.loader.source.fallbacks
-        return (*relume.startup_fallbacks, *self._provision.warnings, *loaded)
+        stopped: tuple[str, ...] = ()
+        if runtime is not None and runtime.model.experts.placement.monitor.stopped:
+            stopped = ("experts are no longer brought ahead: most of those that were had not been used",)
+        return (*relume.startup_fallbacks, *self._provision.warnings, *loaded, *stopped)
 
     def resize_experts(self, expert_memory: str) -> None:
         """Let fewer experts be resident from the next forward on, or again as many as the engine was loaded for.
@@ -183,8 +186,9 @@ class Engine:
             slots=tuple(memory.pool.slots),
             shared=memory.pool.shared,
             expert_bytes=memory.arena.format.slot_bytes,
-            kind="measured",
+            kind=self._kind,
             hardware=self._hardware,
+            work=self._provision.work,
         )
         with TraceWriter(path, metadata) as writer, self._runtime.recording(Recorder(writer)):
             yield
@@ -318,8 +322,14 @@ class Engine:
         assert self._runtime_or_none is not None, "read_weights was not called"
         return self._runtime_or_none
 
+    @property
+    def _kind(self) -> str:
+        return "measured" if self._provision.hardware is None else "simulated"
+
     @cached_property
     def _hardware(self) -> str:
+        if self._provision.hardware is not None:
+            return self._provision.hardware.name
         device = self._model.transformer.device
         return machine_identity() if device.type == "cpu" else torch.cuda.get_device_name(device)
 
@@ -353,9 +363,9 @@ class Engine:
         return self._runtime.make_cache(capacity)  # requests are checked before there is a runtime
 
     def _result(self, sequence: DecodingSequence) -> GenerationResult:
-        wall_s = time.perf_counter() - sequence.started
+        used, hardware = sequence.usage, self._provision.hardware
+        wall_s = time.perf_counter() - sequence.started if hardware is None else used.forward_s
         num_tokens = len(sequence.ending.token_ids)
-        used = sequence.usage
         memory = self._model.experts
         statistics = Statistics(
             num_tokens=num_tokens,
@@ -374,15 +384,17 @@ class Engine:
             load_s=used.load_s,
             moe_s=used.moe_s,
             forward_s=used.forward_s,
-            prefetch_useful=0,
-            prefetch_wasted=0,
+            prefetch_useful=used.prefetch_useful,
+            prefetch_wasted=used.prefetch_wasted,
+            hosted=used.hosted,
+            host_s=used.host_s,
             peak_rss_bytes=peak_rss_bytes(),
             strategy=self._runtime.strategy,
             expert_memory_bytes=memory.pool.num_slots * memory.arena.format.slot_bytes,
             expert_format=memory.arena.format.name,
             lossless=self._engine.exact_batches and self._weights_are_exact,
             fallbacks=self.fallbacks,
-            kind="measured",
+            kind=self._kind,
             hardware=self._hardware,
         )
         return GenerationResult(

@@ -27,6 +27,7 @@ class Planner:
         work: what is to run.
         transit_slots: experts on their way in at once.
         host_tier_bytes: of RAM that holds experts besides those in slots, rounded down to whole ones.
+        strategy_bytes: of the tables that the strategy keeps, in RAM.
     """
 
     config: ModelConfig
@@ -34,6 +35,7 @@ class Planner:
     work: Workload
     transit_slots: int = TRANSIT_SLOTS
     host_tier_bytes: int = 0
+    strategy_bytes: int = 0
 
     def __post_init__(self) -> None:
         require(self.transit_slots >= 0, f"transit_slots is {self.transit_slots}: it must be at least 0")
@@ -115,17 +117,18 @@ class Planner:
     def _outside(self) -> dict[str, int]:
         """Parts that do not depend on the number of slots, the margin included."""
         parts = device_parts(self.config, self.sizes, self.work)
-        if self.work.on_gpu:
-            parts |= {"runtime": CUDA_RUNTIME_BYTES}
-        else:
-            parts |= host_parts(self.config, self.work)
-            parts |= {"host_experts": self.host_experts * self.slot_bytes} if self.host_experts else {}
+        parts |= {"runtime": CUDA_RUNTIME_BYTES} if self.work.on_gpu else self._in_ram()
         return parts | {"safety_margin": margin_bytes(parts)}
+
+    def _in_ram(self) -> dict[str, int]:
+        """Parts that lie in RAM wherever the model runs."""
+        more = {"host_experts": self.host_experts * self.slot_bytes, "strategy": self.strategy_bytes}
+        return host_parts(self.config, self.work) | {name: count for name, count in more.items() if count}
 
     def _plan(self, slots: int, memory_limit_bytes: int) -> MemoryPlan:
         host: dict[str, int] = {}
         if self.work.on_gpu:
-            host = host_parts(self.config, self.work) | {"host_experts": self.host_experts * self.slot_bytes}
+            host = self._in_ram()
             host |= {"safety_margin": margin_bytes(host)}
         outside = self._outside()
         margin = outside.pop("safety_margin")

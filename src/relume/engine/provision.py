@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from relume.checkpoint.pack import Pack
+from relume.clock.virtual import VirtualClock
 from relume.config import PREFILL_TOKENS, EngineConfig, ModelConfig, require
 from relume.core import RelumeError
 from relume.engine.footprint import DEFAULT_CONTEXT, Workload
@@ -17,14 +18,20 @@ from relume.engine.planner import TRANSIT_SLOTS, Planner
 from relume.engine.predict import active_experts
 from relume.experts.build import ExpertSettings, expert_shape
 from relume.experts.packed import slot_format
+from relume.machine.hardware import Hardware, load_hardware, measured_hardware
 from relume.machine.limits import find_gpus, find_memory
 from relume.machine.profile import load_profile
 from relume.machine.threads import effective_cores
+from relume.machine.work import WorkShape
 from relume.model.sizes import ModelSizes
 from relume.strategy.budget import ExpertMemory, explicit, parse_size, shared_pool_warning
-from relume.strategy.retention import RETENTIONS
+from relume.strategy.lanes import PREFETCH_SLOTS
+from relume.strategy.layer_budgets import BUDGETS
+from relume.strategy.profile import Profile
 from relume.strategy.retention.context import RetentionContext
-from relume.trace.profile import Profile
+from relume.strategy.strategies import Strategy
+from relume.strategy.use import ExpertShape
+from relume.trace.profile import PROFILE_NAME, read_model_profile
 
 #: What `auto` takes when not all experts fit.
 DEFAULT_STRATEGY = "counts"
@@ -58,8 +65,10 @@ class Provision:
         memory: what there is.
         planner: of this model and this configuration.
         plan: of its memory.
-        strategy: its name.
+        strategy: as `Strategy.parse` reads it.
         settings: of its experts.
+        work: sizes that take time.
+        hardware: that is simulated, if any.
         warnings: one line each.
     """
 
@@ -68,6 +77,8 @@ class Provision:
     plan: MemoryPlan
     strategy: str
     settings: ExpertSettings
+    work: WorkShape
+    hardware: Hardware | None
     warnings: tuple[str, ...]
 
 
@@ -100,9 +111,10 @@ def make_planner(
     compute_dtype: torch.dtype,
     stored_dtype: torch.dtype,
     limit_bytes: int,
+    strategy: Strategy | None = None,
     pack: Pack | None = None,
 ) -> Planner:
-    """A planner of what this engine will run."""
+    """A planner of what this engine will run; without a strategy, of one that needs nothing of its own."""
     quantised = pack is not None and pack.name != "bf16"
     work = Workload(
         compute_itemsize=compute_dtype.itemsize,
@@ -114,11 +126,18 @@ def make_planner(
         slot_bytes=slot_format(pack, config, compute_dtype).slot_bytes if quantised else None,
         packed_bytes=None if pack is None else pack.expert_bytes,
     )
+    planner = Planner(config, sizes, work)
     host_bytes = 0
     if engine.host_memory is not None:
-        slot = Planner(config, sizes, work).slot_bytes
-        host_bytes = ExpertMemory.parse(engine.host_memory).total_slots(expert_shape(config), slot) * slot
-    return Planner(config, sizes, work, host_tier_bytes=host_bytes)
+        slot = planner.slot_bytes
+        host_bytes = ExpertMemory.parse(engine.host_memory).total_slots(planner.shape, slot) * slot
+    ahead = 0 if strategy is None or strategy.prefetch == "none" else PREFETCH_SLOTS
+    return replace(
+        planner,
+        host_tier_bytes=host_bytes,
+        transit_slots=TRANSIT_SLOTS + ahead,
+        strategy_bytes=0 if strategy is None else strategy.num_bytes(planner.shape),
+    )
 
 
 def provision(
@@ -128,57 +147,97 @@ def provision(
     compute_dtype: torch.dtype,
     stored_dtype: torch.dtype,
     pack: Pack | None = None,
+    folder: Path | None = None,
 ) -> Provision:
-    """Plan an engine; `pack` says how its experts are packed, if they are.
+    """Plan an engine.
+
+    Args:
+        config, sizes: of the model.
+        engine: the configuration.
+        compute_dtype, stored_dtype: of weights in memory and in the checkpoint.
+        pack: how experts are packed, if they are.
+        folder: of the checkpoint; a profile that lies there is used unless another is named.
 
     Raises:
-        RelumeError: too little memory, naming the least; an unknown strategy; one that lacks a profile.
+        RelumeError: too little memory, naming the least; an unknown strategy; one that lacks a profile; an unknown
+            hardware profile.
     """
+    hardware = None if engine.hardware is None else load_hardware(engine.hardware)
+    if hardware is not None:
+        require(engine.device == "cpu", "simulated hardware decodes on the CPU: leave --device out")
+        if engine.host_memory is None and not hardware.link_is_disk:
+            engine = replace(engine, host_memory="100%")  # where the host lane computes
     memory = find_memory_for(engine.device, engine.memory)
-    planner = make_planner(config, sizes, engine, compute_dtype, stored_dtype, memory.limit_bytes, pack)
     shape = expert_shape(config)
+    everything = shape.num_layers * shape.num_experts
     asked = ExpertMemory.parse(engine.expert_memory)
     layer_slots = None if engine.layer_slots is None else explicit(engine.layer_slots, shape)
+
+    def planner_for(strategy: Strategy | None) -> Planner:
+        return make_planner(config, sizes, engine, compute_dtype, stored_dtype, memory.limit_bytes, strategy, pack)
+
+    planner = planner_for(None)
     if layer_slots is not None:
         require(asked.is_auto, "give the expert memory or the slots of each layer, not both")
         require(not engine.shared_pool, "a pool that all layers share has no slots of one layer")
         asked = ExpertMemory(num_bytes=sum(layer_slots) * planner.slot_bytes)
-    everything = shape.num_layers * shape.num_experts
-    if engine.strategy == "full":
+    name = engine.strategy
+    if name == "full":
         require(
             asked.is_auto or asked.total_slots(shape, planner.slot_bytes) == everything,
             "the strategy full needs room for every expert: choose another strategy, or give the experts 100%",
         )
         asked = ExpertMemory(share=1.0)
+    if name == "auto":
+        most = planner.most_slots(memory.limit_bytes)
+        wanted = most if asked.is_auto else asked.total_slots(shape, planner.slot_bytes)
+        name = "full" if wanted == everything else DEFAULT_STRATEGY
+    strategy = Strategy.parse(name)
+    planner = planner_for(strategy)
     plan = planner.make_plan(memory.limit_bytes, asked, memory.host_bytes)
-    if layer_slots is not None:
-        plan = replace(plan, slots_per_layer=tuple(layer_slots))
-    slots = plan.slots_per_layer
-    complete = sum(slots) == everything
-    strategy = engine.strategy
-    if strategy == "auto":
-        strategy = "full" if complete else DEFAULT_STRATEGY
-    profile = None if engine.profile is None else Profile.load(Path(engine.profile), shape)
-    popularity = None if profile is None else profile.popularity
-    retention = RETENTIONS[strategy](RetentionContext(shape, sum(slots), popularity))
+    profile = _find_profile(engine.profile, folder, shape)
+    total = sum(plan.slots_per_layer)
+    slots = layer_slots or BUDGETS[strategy.budget](total, shape, profile)
+    plan = replace(plan, slots_per_layer=tuple(slots))
     warnings = []
     if memory.excessive:
         warnings.append(f"--memory {engine.memory} is more than this process may use here")
-    if engine.device == "cpu" and planner.host_experts:
+    if engine.device == "cpu" and planner.host_experts and hardware is None:
         warnings.append("on a CPU the memory of --host-memory spares more as slots: give it to --expert-memory")
     if engine.shared_pool:
         demand = [active_experts(config)] * shape.num_layers if profile is None else profile.mean_active
         warning = shared_pool_warning(sum(slots), np.asarray(demand))
         warnings += [warning] if warning else []
+    work = WorkShape.of(config, compute_dtype.itemsize, planner.slot_bytes)
     settings = ExpertSettings(
-        slots=sum(slots) if engine.shared_pool else slots,
-        retention=retention,
-        num_transit=TRANSIT_SLOTS,
+        slots=sum(slots) if engine.shared_pool else tuple(slots),
+        parts=strategy.make(RetentionContext(shape, sum(slots), profile)),
+        num_transit=planner.transit_slots,
+        num_ahead=planner.transit_slots - TRANSIT_SLOTS,
         num_readers=planner.work.reader_threads,
         num_host=plan.host_experts,
-        direct=engine.reads == "direct" or (engine.reads == "auto" and not complete),
+        direct=engine.reads == "direct" or (engine.reads == "auto" and sum(slots) < everything),
+        virtual=None if hardware is None else VirtualClock(hardware, work, shape),
+        hardware=_this_hardware(),
     )
-    return Provision(memory, planner, plan, strategy, settings, tuple(warnings))
+    return Provision(memory, planner, plan, name, settings, work, hardware, tuple(warnings))
+
+
+def _find_profile(named: str | None, folder: Path | None, shape: ExpertShape) -> Profile | None:
+    """The profile that was named, else the one beside the checkpoint, if there is one."""
+    if named is not None:
+        return read_model_profile(Path(named), shape)
+    path = None if folder is None else folder / PROFILE_NAME
+    return read_model_profile(path, shape) if path is not None and path.exists() else None
+
+
+def _this_hardware() -> Hardware | None:
+    """This computer as it was measured; `None` if it was not, or not enough of it."""
+    profile = load_profile()
+    try:
+        return None if profile is None else measured_hardware(profile)
+    except RelumeError:
+        return None
 
 
 def compute_threads() -> int:

@@ -28,6 +28,8 @@ class Statistics:
     forward_s: float
     prefetch_useful: int
     prefetch_wasted: int
+    hosted: int
+    host_s: float
     peak_rss_bytes: int
     strategy: str
     expert_memory_bytes: int

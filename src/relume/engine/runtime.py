@@ -11,6 +11,7 @@ import torch
 
 from relume.config import ModelConfig, require
 from relume.core import RelumeError, SpanInput, SpanSignals
+from relume.engine.meter import Meter
 from relume.engine.provision import DEFAULT_STRATEGY, Provision
 from relume.engine.recorder import Recorder
 from relume.experts.usage import ExpertUsage
@@ -19,9 +20,10 @@ from relume.model.batch import Segment
 from relume.model.kv_cache import KVCache
 from relume.model.loading import LoadedModel
 from relume.strategy.budget import ExpertMemory, uniform
-from relume.strategy.retention import RETENTIONS
+from relume.strategy.placement import Placement
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.retention.full import Full
+from relume.strategy.strategies import Strategy
 
 
 class Runtime:
@@ -47,6 +49,7 @@ class Runtime:
         self._provision = provision
         self._position_bytes = config.kv_values_per_token * model.transformer.dtype.itemsize
         self._num_positions = provision.plan.bytes["kv_cache"] // self._position_bytes
+        self._meter = Meter()
         self._caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
 
     def forward(
@@ -60,11 +63,19 @@ class Runtime:
         used = ExpertUsage(record=self.recorder is not None)
         return self.model.transformer.forward(segments, used), used
 
-    def end_forward(self, spans: Sequence[SpanSignals], used: ExpertUsage, wall_s: float) -> None:
-        """Tell the strategy and the recorder what became of a forward; with the lock still held."""
+    def end_forward(self, spans: Sequence[SpanSignals], used: ExpertUsage, wall_s: float) -> float:
+        """Tell the strategy and the recorder what became of a forward; with the lock still held.
+
+        Returns the seconds that the forward took. If a machine is simulated they are that one's, and so are
+        afterwards those in `used`, and its bytes.
+        """
         self.model.experts.end_forward(spans)
+        clock = self._provision.settings.virtual
+        if clock is not None:
+            wall_s = self._meter.charge(clock, used)
         if self.recorder is not None:
             self.recorder.record(spans, used, wall_s)
+        return wall_s
 
     def make_cache(self, capacity: int) -> KVCache:
         """K/V for so many positions, out of what the plan holds for all requests; they return when it is dropped.
@@ -101,9 +112,11 @@ class Runtime:
         require(total <= most, f"expert memory {text} is more than the {most} slots that were loaded")
         with self.lock:
             require(self.recorder is None, "the expert memory cannot change while a trace is recorded")
-            if isinstance(memory.retention, Full) and total < shape.num_layers * shape.num_experts:
+            placement = memory.placement
+            if isinstance(placement.retention, Full) and total < shape.num_layers * shape.num_experts:
                 # All experts alike: nothing would ever be replaced.
-                memory.retention = RETENTIONS[DEFAULT_STRATEGY](RetentionContext(shape, total))
+                parts = Strategy.parse(DEFAULT_STRATEGY).make(RetentionContext(shape, total))
+                memory.placement = Placement(placement.pool, parts, placement.lanes)
                 self.strategy = DEFAULT_STRATEGY
             memory.resize(total if memory.pool.shared else uniform(total, shape))
 

@@ -47,14 +47,15 @@ class Scheduler:
         forward_s = time.perf_counter() - started
         happened, spans = [], []
         ran = zip(self.running, segments, inputs, logits, strict=True)
-        for index, (sequence, segment, before, rows) in enumerate(ran):
-            span = index if transformer.exact_batches else 0
-            sequence.usage.add(used, span, forward_s, sequence.phase is Phase.DENOISE)
+        for sequence, segment, before, rows in ran:
             events, signals = sequence.advance(segment, rows, before)
             happened.append((sequence, events))
             spans.append(signals)
             if sequence.phase is Phase.DONE:
                 sequence.release()
-        self.runtime.end_forward(spans, used, forward_s)
+        forward_s = self.runtime.end_forward(spans, used, forward_s)
+        for index, (sequence, before) in enumerate(zip(self.running, inputs, strict=True)):
+            span = index if transformer.exact_batches else 0
+            sequence.usage.add(used, span, forward_s, before.phase is Phase.DENOISE)
         self.running = [sequence for sequence in self.running if sequence.phase is not Phase.DONE]
         return happened

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from relume.experts.arena import Lease
+from relume.experts.formats import Views
 from relume.experts.loader import Load
 from relume.experts.usage import ExpertUsage
 from relume.strategy.use import LayerUse
@@ -30,6 +31,7 @@ class Access:
 
     Attributes:
         hits: (expert, lease) of those that were resident.
+        hosted: (expert, tensors) of those to be computed where they lie.
     """
 
     def __init__(self, memory: ExpertMemory, use: LayerUse, usage: ExpertUsage) -> None:
@@ -44,6 +46,7 @@ class Access:
         self._began, self._ended = float("inf"), 0.0
         self._leaving: list[Lease] = []  # hits that make room: their slots are free once they are computed
         self.hits: list[Leased] = []
+        self.hosted: list[tuple[int, Views]] = []
 
     def __enter__(self) -> Self:
         try:
@@ -82,21 +85,18 @@ class Access:
 
     def _decide(self) -> None:
         memory, usage, layer = self._memory, self._usage, self._use.layer
-        usage.layers += 1
-        usage.resident += int(memory.pool.resident[layer].sum())
-        memory.retention.observe(self._use)
-        decision = memory.pool.decide(self._use, memory.retention)
-        usage.hits += len(decision.hits)
-        usage.active += len(decision.hits) + len(decision.misses)
+        decision = memory.placement.decide(self._use)
+        usage.take(decision)
         if usage.record:
-            usage.misses.append(decision.misses)
+            usage.decisions.append(decision)
             usage.routings.append((self._use.expert_ids, self._use.weights))
+        self._receive(decision.arrived.tolist(), set(decision.brought.tolist()))
         self._kept.update(decision.kept.tolist())
-        self._waiting.extend(decision.misses.tolist())
+        self._waiting.extend(decision.transferred.tolist())
         hits = decision.hits.tolist()  # ascending
         self.hits = [(expert, memory.leases[layer, expert]) for expert in hits]
+        self.hosted = [(expert, self._where_it_lies(expert)) for expert in decision.hosted.tolist()]
         in_use = set(hits)
-        usage.evictions += len(decision.evicted)
         for key in decision.evicted:
             lease = memory.leases.pop(key)
             if key[0] == layer and key[1] in in_use:
@@ -104,13 +104,49 @@ class Access:
             else:
                 memory.arena.give_back(lease)
 
+    def _receive(self, arrived: Sequence[int], brought: Collection[int]) -> None:
+        """Take over what was brought ahead for the layer; on a virtual machine it is loaded only now."""
+        memory, layer = self._memory, self._use.layer
+        missing = 0
+        for expert in arrived:
+            load = memory.ahead.take((layer, expert))
+            if load is not None:
+                self._usage.bytes_from_disk += load.bytes_from_disk
+                if expert in brought:
+                    memory.leases[layer, expert] = load.lease
+                else:
+                    memory.arena.give_back(load.lease)
+            elif expert in brought:
+                memory.loader.submit(Load(layer, expert, memory.arena.take(), self._finished))
+                missing += 1
+        while missing:
+            for load in memory.loader.wait(self._finished):
+                if load.error is not None:
+                    raise load.error
+                memory.leases[layer, load.expert] = load.lease
+                self._usage.bytes_from_disk += load.bytes_from_disk
+                missing -= 1
+        self._usage.bytes_to_device += len(arrived) * memory.arena.format.slot_bytes
+
+    def _where_it_lies(self, expert: int) -> Views:
+        views = self._memory.loader.source.held(self._use.layer, expert)
+        assert views is not None, f"expert {expert} was to be computed in host memory, where it is not"
+        return views
+
     def _start_loads(self) -> None:
-        arena, loader = self._memory.arena, self._memory.loader
-        while self._waiting and arena.num_free:
+        memory, layer = self._memory, self._use.layer
+        while self._waiting:
+            ahead = memory.ahead.take((layer, self._waiting[0]))
+            if ahead is None and not memory.arena.num_free:
+                return
             expert = self._waiting.popleft()
-            load = Load(self._use.layer, expert, arena.take(), self._finished)
+            if ahead is not None:  # on its way already
+                self._in_flight[expert] = ahead
+                memory.loader.hurry(ahead, self._finished)
+                continue
+            load = Load(layer, expert, memory.arena.take(), self._finished)
             self._in_flight[expert] = load
-            loader.submit(load)
+            memory.loader.submit(load)
 
     def _wait(self) -> None:
         """Wait for one load and take all that have ended by then."""

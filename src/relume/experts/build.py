@@ -8,17 +8,21 @@ from dataclasses import dataclass
 import torch
 
 from relume.checkpoint.folder import Checkpoint
+from relume.clock.virtual import VirtualClock
 from relume.config import ModelConfig
+from relume.experts.ahead import Ahead
 from relume.experts.arena import Arena
 from relume.experts.formats import DenseFormat
 from relume.experts.host import HostExperts, spread
+from relume.experts.lanes import LaneCosts, MachineLanes
 from relume.experts.loader import Loader
 from relume.experts.memory import ExpertMemory
 from relume.experts.packed import PackedExperts, slot_format
 from relume.experts.source import CheckpointExperts, ExpertSource
+from relume.machine.hardware import Hardware
 from relume.machine.memory import pin
+from relume.strategy.placement import Parts, Placement
 from relume.strategy.pool import ResidentPool
-from relume.strategy.retention.base import Retention
 from relume.strategy.use import ExpertShape
 
 
@@ -28,24 +32,35 @@ class ExpertSettings:
 
     Attributes:
         slots: resident experts of each MoE layer, or one number for a pool that all layers share.
-        retention: ranks them.
+        parts: of the strategy.
         num_transit: further slots, for experts on their way.
+        num_ahead: of those, for experts that nothing has asked for yet.
         num_readers: reads in flight.
         direct: read past the page cache, where the file system allows it.
         num_host: experts that are held in host memory too.
+        virtual: lanes of a machine that is simulated, instead of this one's.
+        hardware: this machine's figures, to predict its lanes with, if there are any.
     """
 
     slots: tuple[int, ...] | int
-    retention: Retention
+    parts: Parts
     num_transit: int
     num_readers: int
     direct: bool
+    num_ahead: int = 0
     num_host: int = 0
+    virtual: VirtualClock | None = None
+    hardware: Hardware | None = None
 
     @property
     def num_slots(self) -> int:
         """Experts that may be resident, over all layers."""
         return self.slots if isinstance(self.slots, int) else sum(self.slots)
+
+    @property
+    def num_preloaded(self) -> int:
+        """Experts that are read before the first forward."""
+        return self.num_host + self.num_slots * self.parts.retention.preload
 
 
 def expert_shape(config: ModelConfig) -> ExpertShape:
@@ -86,10 +101,15 @@ def build_expert_memory(
         source = HostExperts(source, expert_format, chosen, None if device.type == "cpu" else pin)
     # An expert that is resident is never on its way: no more slots than experts.
     num_slots = min(settings.num_slots + settings.num_transit, shape.num_layers * shape.num_experts)
+    ahead = settings.num_ahead if settings.virtual is None else 0
     try:
         arena = Arena(num_slots, expert_format, device)
-        loader = Loader(source, arena, settings.num_readers)
+        loader = Loader(source, arena, settings.num_readers, ahead > 0)
     except BaseException:
         source.close()
         raise
-    return ExpertMemory(arena, loader, ResidentPool(shape, settings.slots), settings.retention)
+    bringing = Ahead(loader, arena, ahead)
+    costs = LaneCosts(settings.hardware, config.parameters_per_expert, dtype.itemsize, expert_format.slot_bytes)
+    lanes = settings.virtual or MachineLanes(bringing, source, costs)
+    placement = Placement(ResidentPool(shape, settings.slots), settings.parts, lanes)
+    return ExpertMemory(arena, loader, bringing, placement)

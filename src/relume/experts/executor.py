@@ -18,7 +18,8 @@ import torch
 from relume.core import Routing
 from relume.experts.access import Leased
 from relume.experts.arena import Lease
-from relume.experts.formats import ExpertFormat
+from relume.experts.formats import ExpertFormat, Views
+from relume.experts.host_lane import HostLane
 from relume.experts.kernels import combine
 from relume.experts.memory import ExpertMemory
 from relume.experts.usage import Batch
@@ -37,10 +38,14 @@ class ExpertExecutor:
         num_experts: of a layer.
         first_layer: the model's first MoE layer.
         workers: compute experts side by side.
+        host: computes experts that are not brought, at the same time.
     """
 
-    def __init__(self, memory: ExpertMemory, num_experts: int, first_layer: int, workers: Workers) -> None:
+    def __init__(
+        self, memory: ExpertMemory, num_experts: int, first_layer: int, workers: Workers, host: HostLane
+    ) -> None:
         self.memory = memory
+        self._host = host
         self._num_experts = num_experts
         self._first_layer = first_layer
         self._workers = workers
@@ -93,12 +98,27 @@ class ExpertExecutor:
             self._num_experts,
         )
         with self.memory.access(use, batch.usage) as access:
-            compute(access.hits)
-            for arrived in access.arrivals():
-                compute(arrived)
+            hosted = [partial(self._compute_hosted, x, top_k, pairs_of[e], views) for e, views in access.hosted]
+            with self._host.computing(hosted) as results:
+                compute(access.hits)
+                for arrived in access.arrivals():
+                    compute(arrived)
+            for pairs, rows in results.rows:
+                outputs.index_copy_(0, pairs, rows)
+            batch.usage.host_s += results.seconds
         total = combine(outputs.view(num_tokens, top_k, -1), routing.weights).to(x.dtype)
         batch.usage.moe_s += time.perf_counter() - began
         return total
+
+    def _compute_hosted(
+        self, x: torch.Tensor, top_k: int, spans: list[torch.Tensor], views: Views
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows of `outputs` and what belongs there, of an expert in host memory."""
+        found = []
+        for pairs in spans:
+            rows = x.index_select(0, pairs // top_k).to(views[0].device)
+            found.append((pairs, self._format.compute(rows, views).float().to(x.device)))
+        return found
 
     def _compute_expert(
         self, x: torch.Tensor, top_k: int, spans: list[torch.Tensor], lease: Lease, outputs: torch.Tensor

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from relume.checkpoint.files import Pause
 from relume.experts.formats import ExpertFormat, Views
 from relume.experts.source import ExpertSource
 from relume.machine.memory import PinError, allocate_bytes
@@ -53,14 +54,18 @@ class HostExperts(ExpertSource):
                     f"experts in host memory are not pinned, so their transfers are slower: {error}"
                 )
 
-    def read(self, layer: int, expert: int, views: Views) -> int:
+    def read(self, layer: int, expert: int, views: Views, pause: Pause | None = None) -> int:
         """See `ExpertSource.read`; what is held takes no bytes from disk."""
         held = self._held.get((layer, expert))
         if held is None:
-            return self._below.read(layer, expert, views)
+            return self._below.read(layer, expert, views, pause)
         for part, out in zip(held, views, strict=True):
             out.copy_(part)
         return 0
+
+    def held(self, layer: int, expert: int) -> Views | None:
+        """See `ExpertSource.held`."""
+        return self._held.get((layer, expert))
 
     def place(self, layer: int, expert: int) -> str:
         """See `ExpertSource.place`."""

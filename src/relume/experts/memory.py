@@ -9,11 +9,13 @@ import numpy as np
 
 from relume.core import SpanInput, SpanSignals
 from relume.experts.access import Access
+from relume.experts.ahead import Ahead
 from relume.experts.arena import Arena, Lease
 from relume.experts.loader import Load, Loader
 from relume.experts.usage import ExpertUsage
+from relume.strategy.lanes import Key
+from relume.strategy.placement import Placement
 from relume.strategy.pool import ResidentPool
-from relume.strategy.retention.base import Retention
 from relume.strategy.use import LayerUse
 
 
@@ -26,18 +28,23 @@ class ExpertMemory:
     Args:
         arena: at least one slot more than the pool may hold, unless that is every expert.
         loader: fills slots.
-        pool: which experts are resident.
-        retention: ranks them.
+        ahead: what is brought before anything asks for it.
+        placement: which experts are resident, and where the others are computed.
     """
 
-    def __init__(self, arena: Arena, loader: Loader, pool: ResidentPool, retention: Retention) -> None:
+    def __init__(self, arena: Arena, loader: Loader, ahead: Ahead, placement: Placement) -> None:
         self.arena = arena
         self.loader = loader
-        self.pool = pool
-        self.retention = retention
-        self.leases: dict[tuple[int, int], Lease] = {}
+        self.ahead = ahead
+        self.placement = placement
+        self.leases: dict[Key, Lease] = {}
         self._settled = True
         self._stuck: list[Load] = []  # given up, but still being written: their slots are nobody's
+
+    @property
+    def pool(self) -> ResidentPool:
+        """Which experts are resident."""
+        return self.placement.pool
 
     def preload(self, progress: Callable[[int], None]) -> None:
         """Prepare the source, and fill the slots by rank if the strategy wants that; `progress` is told of bytes.
@@ -45,11 +52,9 @@ class ExpertMemory:
         Raises as `ExpertSource.read` and `Loader.wait`; what was read stays usable.
         """
         self.loader.source.prepare(progress)
-        if not self.retention.preload:
-            return
         self.begin()
         try:
-            wanted = self.pool.fill(self.retention)
+            wanted = self.placement.fill()
             finished: SimpleQueue[Load] = SimpleQueue()
             # In the order of places on disk, not of rank.
             for layer, expert in sorted(wanted):
@@ -89,29 +94,33 @@ class ExpertMemory:
         """
         self._settled = False
         self._stuck = self.loader.halt()
+        self.ahead.forget()
         self.arena.reclaim([*self.leases.values(), *(load.lease for load in self._stuck)])
         self.pool.restore(self.leases)
         self._settled = True
 
     def check_integrity(self) -> None:
         """Fail unless, between forwards, each slot is free or one resident expert's, and no other is resident."""
-        self.arena.check_partition([*self.leases.values(), *(load.lease for load in self._stuck)])
+        others = [*self._stuck, *self.ahead.loads.values()]
+        self.arena.check_partition([*self.leases.values(), *(load.lease for load in others)])
         resident = zip(*(indices.tolist() for indices in np.nonzero(self.pool.resident)), strict=True)
         assert set(resident) == set(self.leases), "residents and leases differ"
         assert len(self.leases) <= self.pool.num_slots, "more residents than slots"
 
     def begin_forward(self, spans: Sequence[SpanInput]) -> None:
         """Tell the strategy what is about to be computed."""
-        self.retention.begin_forward(spans)
+        self.placement.begin_forward(spans)
 
     def end_forward(self, spans: Sequence[SpanSignals]) -> None:
-        """Tell the strategy what the decoder made of the forward."""
-        self.retention.end_forward(spans)
+        """Tell the strategy what the decoder made of the forward; it may have experts brought ahead."""
+        self.begin()
+        self.placement.end_forward(spans)
+        self.end()
 
     def resize(self, slots: Sequence[int] | int) -> None:
         """Let fewer experts be resident, or as many again as the arena was made for; the lowest ranks leave."""
         self.begin()
-        for key in self.pool.resize(slots, self.retention):
+        for key in self.pool.resize(slots, self.placement.retention):
             self.arena.give_back(self.leases.pop(key))
         self.end()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from relume.checkpoint.files import Pause
 from relume.checkpoint.pack import PACK_FILE, Pack
 from relume.config import ModelConfig, PackConfig
 from relume.core import RelumeError
@@ -63,10 +64,10 @@ class PackedExperts(ExpertSource):
         assert self._format.slot_bytes == pack.expert_bytes  # see `pack_problems`
         self._reads = StagedReads(open_files(self._paths[0], direct, self.fallbacks), pack.expert_bytes)
 
-    def read(self, layer: int, expert: int, views: Views) -> int:
+    def read(self, layer: int, expert: int, views: Views, pause: Pause | None = None) -> int:
         """See `ExpertSource.read`."""
         pack, offset = self._pack, expert * self._pack.record_bytes
-        data = self._reads.read(self._paths[layer], offset, pack.expert_bytes, f"expert {expert}")
+        data = self._reads.read(self._paths[layer], offset, pack.expert_bytes, f"expert {expert}", pause)
         if zlib.crc32(data.numpy().data) != pack.checksums[layer * pack.num_experts + expert]:
             place = self.place(layer, expert)
             raise RelumeError(f"{place} is damaged, its checksum differs; fetch the file again, or pack again")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from relume.checkpoint.files import Files, direct_read_problem
+from relume.checkpoint.files import Files, Pause, direct_read_problem
 from relume.checkpoint.folder import Checkpoint
 from relume.checkpoint.tensor_file import TensorEntry
 from relume.core import RelumeError
@@ -31,12 +31,19 @@ class ExpertSource(ABC):
         self.fallbacks: list[str] = []
 
     @abstractmethod
-    def read(self, layer: int, expert: int, views: Views) -> int:
+    def read(self, layer: int, expert: int, views: Views, pause: Pause | None = None) -> int:
         """Fill a slot's tensors; returns the bytes read from disk. `layer` counts MoE layers from 0.
+
+        What `pause` is for says `Files.fill`.
 
         Raises:
             RelumeError: the bytes cannot be had; names file and offset.
         """
+
+    def held(self, layer: int, expert: int) -> Views | None:
+        """The expert's tensors where they lie in host memory, if they do."""
+        del layer, expert
+        return None
 
     @abstractmethod
     def place(self, layer: int, expert: int) -> str:
@@ -101,12 +108,12 @@ class CheckpointExperts(ExpertSource):
         self._reads = StagedReads(files, longest)
         self.staging_bytes = self._reads.staging_bytes
 
-    def read(self, layer: int, expert: int, views: Views) -> int:
+    def read(self, layer: int, expert: int, views: Views, pause: Pause | None = None) -> int:
         """See `ExpertSource.read`."""
         parts = self._format.parts(views)
         num_bytes = 0
         for run in self._runs[layer][expert]:
-            data = self._reads.read(run.path, run.offset, run.num_bytes, run.names)
+            data = self._reads.read(run.path, run.offset, run.num_bytes, run.names, pause)
             for index, entry in run.entries:
                 begin = entry.offset - run.offset
                 _copy(data[begin : begin + entry.num_bytes], entry, parts[index])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from relume.checkpoint.files import AlignedBuffer, Files
+from relume.checkpoint.files import AlignedBuffer, Files, Pause
 from relume.machine.pages import PAGE
 
 
@@ -27,15 +27,15 @@ class StagedReads:
         self.staging_bytes = (num_bytes // PAGE + 2) * PAGE
         self._staging = threading.local()
 
-    def read(self, path: Path, offset: int, num_bytes: int, what: str) -> torch.Tensor:
-        """`[num_bytes]` uint8, valid until this thread's next read. Raises as `Files.fill`."""
+    def read(self, path: Path, offset: int, num_bytes: int, what: str, pause: Pause | None = None) -> torch.Tensor:
+        """`[num_bytes]` uint8, valid until this thread's next read. Pauses and raises as `Files.fill`."""
         buffer: AlignedBuffer | None = getattr(self._staging, "buffer", None)
         if buffer is None:
             buffer = self._staging.buffer = AlignedBuffer(self.staging_bytes)
         if self._files.direct:
-            return torch.from_numpy(self._files.fill_direct(path, offset, num_bytes, buffer, what))
+            return torch.from_numpy(self._files.fill_direct(path, offset, num_bytes, buffer, what, pause))
         data = buffer.bytes[:num_bytes]
-        self._files.fill(path, offset, data.data, what)
+        self._files.fill(path, offset, data.data, what, pause)
         return torch.from_numpy(data)
 
     def close(self) -> None:

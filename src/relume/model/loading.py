@@ -13,6 +13,7 @@ from relume.config import ModelConfig
 from relume.core import Progress, RelumeError
 from relume.experts.build import ExpertSettings, build_expert_memory
 from relume.experts.executor import ExpertExecutor
+from relume.experts.host_lane import HostLane
 from relume.experts.memory import ExpertMemory
 from relume.machine.memory import is_out_of_memory
 from relume.machine.workers import Workers
@@ -33,11 +34,13 @@ class LoadedModel:
     transformer: Transformer
     experts: ExpertMemory
     workers: Workers
+    host: HostLane
     bytes_read: int
 
     def close(self) -> None:
         """End its threads and close its files."""
         self.experts.close()
+        self.host.close()
         self.workers.close()
 
 
@@ -69,7 +72,7 @@ def load_model(
     dense = family.weights(config)
     dense_bytes = sum(checkpoint.tensors[official].num_bytes for parts in dense.values() for official, _ in parts)
     stored_expert = checkpoint.expert_bytes(prefixes[0]) if prefixes else 0
-    total = dense_bytes + stored_expert * (settings.num_host + settings.num_slots * settings.retention.preload)
+    total = dense_bytes + stored_expert * (settings.num_host + settings.num_preloaded)
     read = 0
 
     def advance(num_bytes: int) -> None:
@@ -98,9 +101,10 @@ def load_model(
         ) from None
     finally:
         reader.close()
-    executor = ExpertExecutor(memory, config.router.num_experts, config.num_dense_layers, workers)
+    host = HostLane()
+    executor = ExpertExecutor(memory, config.router.num_experts, config.num_dense_layers, workers, host)
     transformer = Transformer(config, weights, executor, workers, exact_batches)
-    return LoadedModel(transformer, memory, workers, read)
+    return LoadedModel(transformer, memory, workers, host, read)
 
 
 def _load_weight(

@@ -8,17 +8,19 @@ from pathlib import Path
 
 from relume.config import require
 from relume.core import Progress
+from relume.machine.hardware import Hardware
+from relume.machine.work import WorkShape
 from relume.simulate.replay import foresee
-from relume.simulate.rows import Job, Setting, SimulationRow
+from relume.simulate.rows import Job, Run, Setting, SimulationRow
 from relume.simulate.second_process import second_process
-from relume.strategy.budget import ExpertMemory, explicit, shared_pool_warning, uniform
+from relume.strategy.budget import ExpertMemory, explicit, shared_pool_warning
 from relume.trace.file import TraceReader
 from relume.trace.metadata import TraceMetadata
-from relume.trace.profile import Profile
+from relume.trace.profile import gather_profile, read_model_profile
 
 BOUND = "belady"
 #: What is replayed if one of strategies and budgets is named and the other is not.
-DEFAULT_STRATEGIES = ("lru", "lfu", "lfru", "counts")
+DEFAULT_STRATEGIES = ("lru", "counts", "oled", "foresight")
 DEFAULT_MEMORIES = ("10%", "20%", "40%", "60%")
 #: The name of the budget that a trace was recorded with.
 RECORDED = "recorded"
@@ -42,6 +44,8 @@ def simulate(
     profile: Path | None = None,
     shared: bool = False,
     layer_slots: str | None = None,
+    hardware: Hardware | None = None,
+    work: WorkShape | None = None,
     worth_a_process: int = _WORTH_A_PROCESS,
 ) -> Simulation:
     """Replay a trace file through every strategy at every budget, and through Belady's bound.
@@ -50,42 +54,50 @@ def simulate(
 
     Args:
         path: of the trace.
-        strategies: names in `RETENTIONS`.
-        memories: budgets as `ExpertMemory.parse` reads them, uniform over the layers.
+        strategies: as `Strategy.parse` reads them.
+        memories: budgets as `ExpertMemory.parse` reads them.
         progress: told of forwards times jobs.
-        profile: file with the popularity that some strategies need.
+        profile: file of the model's profile, which some strategies need.
         shared: one pool for all layers.
         layer_slots: a budget instead of `memories`, as `explicit` reads it.
+        hardware: charges its time; without it, no time passes and what is prefetched comes in time.
+        work: sizes that take that time, instead of the traced model's own.
         worth_a_process: layer events from which a second process takes half of the jobs.
 
     Raises:
         RelumeError: the trace or the profile cannot be used, or a strategy or budget makes no sense for it.
     """
     reader = TraceReader(path)
-    shape, expert_bytes = reader.metadata.shape, reader.metadata.expert_bytes
+    metadata = reader.metadata
+    shape, expert_bytes = metadata.shape, metadata.expert_bytes
     require(not memories or layer_slots is None, "give the expert memory or the slots of each layer, not both")
     require(not shared or layer_slots is None, "a pool that all layers share has no slots of one layer")
-    if not strategies and not memories and layer_slots is None:
-        strategies, budgets = [reader.metadata.strategy], {RECORDED: _recorded(reader.metadata)}
-        shared = shared or reader.metadata.shared
+    as_recorded = not strategies and not memories and layer_slots is None
+    budgets: dict[str, int | tuple[int, ...]]
+    if as_recorded:
+        strategies, budgets = [metadata.strategy], {RECORDED: _recorded(metadata)}
+        shared = shared or metadata.shared
     elif layer_slots is not None:
-        budgets = {layer_slots: explicit(layer_slots, shape)}
+        budgets = {layer_slots: tuple(explicit(layer_slots, shape))}
     else:
-        totals = {
+        budgets = {
             text: ExpertMemory.parse(text).total_slots(shape, expert_bytes)
             for text in memories or DEFAULT_MEMORIES
         }
-        budgets = {text: uniform(total, shape) for text, total in totals.items()}
-    setting = Setting(path, shared, None if profile is None else Profile.load(profile, shape).popularity)
+    # Another clock than the recorded one decides anew.
+    repeats = as_recorded and hardware is None
+    setting = Setting(path, shared, profile, hardware, work or metadata.work, repeats)
     names = [*dict.fromkeys(name for name in strategies or DEFAULT_STRATEGIES if name != BOUND), BOUND]
-    jobs = [Job(name, text, tuple(slots)) for text, slots in budgets.items() for name in names]
+    jobs = [Job(name, text, slots) for text, slots in budgets.items() for name in names]
     ordinary = [job for job in jobs if job.strategy != BOUND]
+    found = None if profile is None else read_model_profile(profile, shape)
     for job in ordinary:
-        setting.run(job, None)  # refuse what makes no sense before the long work
+        Run(setting, job, shape, found, None)  # refuse what makes no sense before the long work
     notes: list[str | None] = []
     if shared:
-        mean_active = Profile.from_records(reader, shape).mean_active
-        notes = [shared_pool_warning(sum(slots), mean_active) for slots in budgets.values()]
+        mean_active = (found or gather_profile(reader, shape)).mean_active
+        totals = [slots if isinstance(slots, int) else sum(slots) for slots in budgets.values()]
+        notes = [shared_pool_warning(total, mean_active) for total in totals]
     theirs = ordinary[-(len(jobs) // 2) :] if reader.num_forwards * shape.num_layers >= worth_a_process else []
     mine = [job for job in jobs if job not in theirs]
     total = reader.num_forwards * len(jobs)
@@ -101,6 +113,6 @@ def simulate(
     return Simulation(tuple(by_job[job] for job in jobs), tuple(note for note in notes if note))
 
 
-def _recorded(metadata: TraceMetadata) -> list[int]:
-    """Slots of each layer with which a trace was recorded; of a shared pool, an even share."""
-    return uniform(metadata.slots[0], metadata.shape) if metadata.shared else list(metadata.slots)
+def _recorded(metadata: TraceMetadata) -> int | tuple[int, ...]:
+    """Slots with which a trace was recorded, of each layer, or in all of a shared pool."""
+    return metadata.slots[0] if metadata.shared else metadata.slots

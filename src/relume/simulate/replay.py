@@ -1,4 +1,4 @@
-"""A trace through a retention policy: what would have been hit."""
+"""A trace through a strategy: what would have been hit, moved and computed where."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from relume.core import Phase
+from relume.strategy.lanes import Lanes, TimelessLanes
+from relume.strategy.placement import Placement
 from relume.strategy.pool import ResidentPool
-from relume.strategy.retention import RetentionFactory
-from relume.strategy.retention.base import Retention
-from relume.strategy.retention.belady import Belady, Future
+from relume.strategy.retention.belady import Future
 from relume.strategy.retention.context import RetentionContext
+from relume.strategy.strategies import Strategy
 from relume.strategy.use import ExpertShape, LayerUse
 from relume.trace.record import ForwardRecord
 from relume.trace.views import expert_counts, layer_uses, phase_of, span_inputs
@@ -20,24 +21,32 @@ from relume.trace.views import expert_counts, layer_uses, phase_of, span_inputs
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a policy made of a trace.
+    """What a strategy made of a trace.
 
     Attributes:
         hits, misses: `[forwards, layers]` int64, active experts that were and were not resident.
+        hosted: `[forwards, layers]` int64, misses that were computed where they lie.
         resident: `[forwards, layers]` int64, experts that were resident when the layer began.
         denoising: `[forwards]` bool, which forwards are iterations of a block.
         num_tokens: masks that took a token.
         evictions: experts that left.
         preloads: experts that were loaded before the first forward.
+        prefetches: experts that were brought unasked; `useful` of them were hit, `wasted` left before that.
+        prefetch_stopped: whether too many were wasted.
     """
 
     hits: np.ndarray
     misses: np.ndarray
+    hosted: np.ndarray
     resident: np.ndarray
     denoising: np.ndarray
     num_tokens: int
     evictions: int
     preloads: int
+    prefetches: int
+    useful: int
+    wasted: int
+    prefetch_stopped: bool
 
     @property
     def hit_rate(self) -> float | None:
@@ -56,8 +65,8 @@ class ReplayResult:
 
     @property
     def loads(self) -> int:
-        """Experts that moved, those before the first forward apart; every miss is one."""
-        return int(self.misses.sum())
+        """Experts that moved, those before the first forward apart: transferred misses, and prefetches."""
+        return int(self.misses.sum() - self.hosted.sum()) + self.prefetches
 
     def bytes_per_token(self, expert_bytes: int) -> float | None:
         """Bytes that moved per token; `None` if no mask took one."""
@@ -65,82 +74,80 @@ class ReplayResult:
 
 
 class Replay:
-    """A policy and its pool on the way through a trace, one forward after the other.
+    """A strategy on the way through a trace, one forward after the other.
 
     Args:
-        retention: a fresh policy.
-        slots: as for `ResidentPool`.
+        placement: fresh.
+        follow: called with each record before it is taken, if the lanes repeat what was recorded.
     """
 
-    def __init__(self, retention: Retention, slots: Sequence[int] | int) -> None:
-        self._retention = retention
-        self._pool = ResidentPool(retention.shape, slots)
-        # The bound must hold whatever others may keep, so nothing that it misses is withheld from it.
-        self.everything_votes = isinstance(retention, Belady)
-        self._preloads = len(self._pool.fill(retention)) if retention.preload else 0
-        self._hits: list[list[int]] = []
-        self._misses: list[list[int]] = []
-        self._resident: list[np.ndarray] = []
+    def __init__(self, placement: Placement, follow: Callable[[ForwardRecord], None] | None = None) -> None:
+        self._placement = placement
+        self._follow = follow
+        self._preloads = len(placement.fill())
+        self._counts: list[list[tuple[int, int, int, int]]] = []  # hits, misses, hosted, resident
         self._denoising: list[bool] = []
         self._num_tokens = 0
         self._evictions = 0
+        self._prefetches = 0
 
     def forward(self, record: ForwardRecord, uses: Sequence[LayerUse]) -> None:
         """Take one forward, of which `uses` are the layers."""
-        pool, retention = self._pool, self._retention
-        hits, misses = [], []
-        resident = np.empty(len(uses), dtype=np.int64)
-        retention.begin_forward(span_inputs(record))
+        placement = self._placement
+        if self._follow is not None:
+            self._follow(record)
+        placement.begin_forward(span_inputs(record))
+        counts = []
         for use in uses:
-            retention.observe(use)
-            resident[use.layer] = np.count_nonzero(pool.resident[use.layer])
-            decision = pool.decide(use, retention)
-            hits.append(len(decision.hits))
-            misses.append(len(decision.misses))
+            decision = placement.decide(use)
+            counts.append((len(decision.hits), decision.num_misses, len(decision.hosted), decision.resident))
             self._evictions += len(decision.evicted)
-        retention.end_forward(record.spans)
-        self._hits.append(hits)
-        self._misses.append(misses)
-        self._resident.append(resident)
+            self._prefetches += len(decision.arrived)
+        placement.end_forward(record.spans)
+        self._counts.append(counts)
         self._denoising.append(phase_of(record) is Phase.DENOISE)
         self._num_tokens += sum(int(span.committed.sum()) for span in record.spans)
 
     def result(self) -> ReplayResult:
         """What came of it so far."""
-        size = (-1, self._retention.shape.num_layers)
+        size = (-1, self._placement.pool.shape.num_layers, 4)
+        hits, misses, hosted, resident = np.moveaxis(np.array(self._counts, dtype=np.int64).reshape(size), -1, 0)
+        monitor = self._placement.monitor
         return ReplayResult(
-            hits=np.array(self._hits, dtype=np.int64).reshape(size),
-            misses=np.array(self._misses, dtype=np.int64).reshape(size),
-            resident=np.array(self._resident, dtype=np.int64).reshape(size),
+            hits=hits,
+            misses=misses,
+            hosted=hosted,
+            resident=resident,
             denoising=np.array(self._denoising, dtype=bool),
             num_tokens=self._num_tokens,
             evictions=self._evictions,
             preloads=self._preloads,
+            prefetches=self._prefetches,
+            useful=monitor.useful,
+            wasted=monitor.wasted,
+            prefetch_stopped=monitor.stopped,
         )
 
 
 def replay(
     records: Iterable[ForwardRecord],
-    factory: RetentionFactory,
-    shape: ExpertShape,
-    budget: Sequence[int],
-    shared: bool = False,
-    popularity: np.ndarray | None = None,
-    future: Future | None = None,
+    strategy: Strategy,
+    context: RetentionContext,
+    slots: Sequence[int] | int,
+    lanes: Lanes | None = None,
 ) -> ReplayResult:
     """Replay a trace. A function of its arguments alone: it gives a live run's hits and misses exactly.
 
     Args:
         records: of the trace, in order.
-        factory: of the policy, one of `RETENTIONS`.
-        shape: of the model.
-        budget: slots of each layer.
-        shared: whether all layers share the sum of them as one pool.
-        popularity, future: what some policies need; see `RetentionContext`.
+        strategy: what decides; its budget has been turned into `slots`.
+        context: of the model.
+        slots: of each layer, or one number for a pool that all layers share.
+        lanes: what time things take; by default none.
     """
-    context = RetentionContext(shape, sum(budget), popularity, future)
-    run = Replay(factory(context), sum(budget) if shared else budget)
-    replay_together(records, [run], shape)
+    pool = ResidentPool(context.shape, slots)
+    run = Replay(Placement(pool, strategy.make(context), lanes or TimelessLanes()))
+    replay_together(records, [run], context.shape)
     return run.result()
 
 
@@ -150,14 +157,11 @@ def replay_together(
     shape: ExpertShape,
     progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Take several policies through one reading of a trace; `progress` is called after each forward."""
+    """Take several strategies through one reading of a trace; `progress` is called after each forward."""
     for record in records:
         uses = layer_uses(record, shape.num_experts)
-        all_vote = uses[0].all_vote or not any(run.everything_votes for run in runs)
-        votes = np.ones(record.expert_ids.shape[1], dtype=bool)
-        every_use = uses if all_vote else layer_uses(record, shape.num_experts, votes)
         for run in runs:
-            run.forward(record, every_use if run.everything_votes else uses)
+            run.forward(record, uses)
         progress()
 
 

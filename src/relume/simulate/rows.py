@@ -7,13 +7,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from relume.simulate.replay import Replay, ReplayResult, replay_together
-from relume.strategy.retention import RETENTIONS
+from relume.clock.virtual import VirtualClock
+from relume.core import RelumeError
+from relume.machine.hardware import Hardware
+from relume.machine.work import WorkShape
+from relume.simulate.recorded import recorded_run
+from relume.simulate.replay import Replay, replay_together
+from relume.strategy.lanes import PREFETCH_SLOTS, Lanes, TimelessLanes
+from relume.strategy.layer_budgets import BUDGETS
+from relume.strategy.placement import Placement
+from relume.strategy.pool import ResidentPool
+from relume.strategy.profile import Profile
 from relume.strategy.retention.belady import Future
 from relume.strategy.retention.context import RetentionContext
+from relume.strategy.strategies import Strategy
+from relume.strategy.use import ExpertShape
 from relume.trace.file import TraceReader
+from relume.trace.profile import read_model_profile
 
 
 @dataclass(frozen=True)
@@ -21,14 +31,18 @@ class SimulationRow:
     """One strategy at one budget. `None` where the trace holds nothing to measure.
 
     Attributes:
-        strategy: its name; `belady` is the bound.
+        strategy: as it was asked for; `belady` is the bound.
         expert_memory: as it was asked for, by memory or by slots of each layer; `recorded` is the trace's own.
         slots_per_layer: mean over layers.
         hit_rate: over denoising forwards; `hit_rate_all` over all.
         utilisation: resident and active / resident, over denoising forwards.
         bytes_per_token: of experts that moved; those loaded before the first forward are `preload_bytes`.
+        hosted: share of the misses that were computed where they lie.
         evictions: experts that left.
-        tpot_ms: milliseconds per token; `None`, as no time is simulated yet.
+        prefetch_useful, prefetch_wasted: experts that were brought unasked and hit, or not.
+        tpot_ms: milliseconds per token; `None` where no hardware was named.
+        seconds: of the whole trace, and for how many of them each lane was busy; `stall` is the device's waiting.
+        hardware: that was simulated.
         kind: `simulated`.
     """
 
@@ -41,8 +55,13 @@ class SimulationRow:
     utilisation: float | None
     bytes_per_token: float | None
     preload_bytes: int
+    hosted: float | None
     evictions: int
+    prefetch_useful: int
+    prefetch_wasted: int
     tpot_ms: float | None = None
+    seconds: dict[str, float] | None = None
+    hardware: str | None = None
     kind: str = "simulated"
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,11 +71,17 @@ class SimulationRow:
 
 @dataclass(frozen=True)
 class Job:
-    """One row to be: a strategy's name, the budget as it was asked for, and as slots of each layer."""
+    """One row to be.
+
+    Attributes:
+        strategy: as `Strategy.parse` reads it.
+        expert_memory: the budget as it was asked for.
+        slots: in all, which the strategy shares among layers, or of each layer.
+    """
 
     strategy: str
     expert_memory: str
-    budget: tuple[int, ...]
+    slots: int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -66,38 +91,88 @@ class Setting:
     Attributes:
         path: of the trace.
         shared: one pool for all layers.
-        popularity: `[layers, E]` from a profile, if there is one.
+        profile: file of the model's profile, if there is one.
+        hardware: that charges time, if any, for the work of `work`.
+        as_recorded: decisions that depended on time are taken from the trace.
     """
 
     path: Path
     shared: bool
-    popularity: np.ndarray | None
-
-    def run(self, job: Job, future: Future | None) -> Replay:
-        """A fresh replay of a job."""
-        context = RetentionContext(TraceReader(self.path).metadata.shape, sum(job.budget), self.popularity, future)
-        return Replay(RETENTIONS[job.strategy](context), sum(job.budget) if self.shared else job.budget)
+    profile: Path | None
+    hardware: Hardware | None = None
+    work: WorkShape | None = None
+    as_recorded: bool = False
 
     def rows(self, jobs: Sequence[Job], future: Future | None, tick: Callable[[int], None]) -> list[SimulationRow]:
         """Replay jobs together; `tick` is told how many of them took another forward."""
         reader = TraceReader(self.path)
-        runs = [self.run(job, future) for job in jobs]
+        shape = reader.metadata.shape
+        profile = None if self.profile is None else read_model_profile(self.profile, shape)
+        runs = [Run(self, job, shape, profile, future) for job in jobs]
         if runs:
-            replay_together(reader, runs, reader.metadata.shape, lambda: tick(len(runs)))
-        return [
-            self._row(job, run.result(), reader.metadata.expert_bytes) for job, run in zip(jobs, runs, strict=True)
-        ]
+            replay_together(reader, [run.replay for run in runs], shape, lambda: tick(len(runs)))
+        return [run.row(reader.metadata.expert_bytes) for run in runs]
 
-    def _row(self, job: Job, result: ReplayResult, expert_bytes: int) -> SimulationRow:
+
+class Run:
+    """A job on its way through the trace.
+
+    Raises:
+        RelumeError: the strategy lacks something, or the budget makes no sense for it.
+    """
+
+    def __init__(
+        self, setting: Setting, job: Job, shape: ExpertShape, profile: Profile | None, future: Future | None
+    ) -> None:
+        self._setting, self._job = setting, job
+        strategy = Strategy.parse(job.strategy)
+        asked = job.slots
+        self._budget = BUDGETS[strategy.budget](asked, shape, profile) if isinstance(asked, int) else list(asked)
+        total = sum(self._budget)
+        self._clock: VirtualClock | None = None
+        lanes: Lanes = TimelessLanes()
+        if setting.hardware is not None:
+            if setting.work is None:
+                raise RelumeError("the trace does not say how large its model is: name a shape with --work")
+            lanes = self._clock = VirtualClock(setting.hardware, setting.work, shape, PREFETCH_SLOTS)
+        context = RetentionContext(shape, total, profile, future)
+        slots: list[int] | int = total if setting.shared else self._budget
+        if setting.as_recorded and strategy.retention != "belady":  # the bound decides for itself
+            self.replay = recorded_run(strategy, context, slots)
+        else:
+            self.replay = Replay(Placement(ResidentPool(shape, slots), strategy.make(context), lanes))
+
+    def row(self, expert_bytes: int) -> SimulationRow:
+        """What came of it."""
+        result, clock = self.replay.result(), self._clock
+        misses = int(result.misses.sum())
+        timed: dict[str, Any] = {}
+        if clock is not None:
+            assert self._setting.hardware is not None
+            timed = {
+                "tpot_ms": 1000 * clock.now / result.num_tokens if result.num_tokens else None,
+                "seconds": {
+                    "all": clock.now,
+                    "device": clock.device_s,
+                    "host": clock.host_s,
+                    "link": clock.link_s,
+                    "stall": clock.stall_s,
+                },
+                "hardware": self._setting.hardware.name,
+            }
         return SimulationRow(
-            strategy=job.strategy,
-            expert_memory=job.expert_memory,
-            slots_per_layer=sum(job.budget) / len(job.budget),
-            shared=self.shared,
+            strategy=self._job.strategy,
+            expert_memory=self._job.expert_memory,
+            slots_per_layer=sum(self._budget) / len(self._budget),
+            shared=self._setting.shared,
             hit_rate=result.hit_rate,
             hit_rate_all=result.hit_rate_all,
             utilisation=result.utilisation,
             bytes_per_token=result.bytes_per_token(expert_bytes),
             preload_bytes=result.preloads * expert_bytes,
+            hosted=int(result.hosted.sum()) / misses if misses else None,
             evictions=result.evictions,
+            prefetch_useful=result.useful,
+            prefetch_wasted=result.wasted,
+            **timed,
         )

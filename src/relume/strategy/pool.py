@@ -1,30 +1,13 @@
-"""Which experts are resident, and how a layer's use changes that."""
+"""Which experts are resident."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from relume.strategy.retention.base import Retention
 from relume.strategy.use import ExpertShape, LayerUse
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What one layer of one forward finds, and what stays afterwards.
-
-    Attributes:
-        hits, misses: expert ids, ascending; together the layer's active set.
-        kept: those of the misses that stay; the others are used once.
-        evicted: (layer, expert) pairs that leave.
-    """
-
-    hits: np.ndarray
-    misses: np.ndarray
-    kept: np.ndarray
-    evicted: tuple[tuple[int, int], ...]
 
 
 class ResidentPool:
@@ -49,15 +32,22 @@ class ResidentPool:
         """Experts that can be resident at once."""
         return sum(self.slots)
 
-    def decide(self, use: LayerUse, retention: Retention) -> Decision:
-        """Take a layer's use into account; `retention` has observed it already."""
-        layer = use.layer
-        row = self.resident[layer]
-        active = use.active
-        hits, misses = (active & row).nonzero()[0], (active > row).nonzero()[0]
-        wanted = misses if use.all_vote else misses[use.counts[misses] > 0]
-        kept, evicted = self._admit(layer, wanted, retention) if len(wanted) else (wanted, ())
-        return Decision(hits, misses, kept, evicted)
+    def look(self, use: LayerUse) -> tuple[np.ndarray, np.ndarray]:
+        """A layer's hits and misses: expert ids, ascending, together its active set."""
+        row, active = self.resident[use.layer], use.active
+        return (active & row).nonzero()[0], (active > row).nonzero()[0]
+
+    def admit(
+        self, layer: int, wanted: np.ndarray, retention: Retention
+    ) -> tuple[np.ndarray, tuple[tuple[int, int], ...]]:
+        """Let experts in that rank high enough; returns those of them, and (layer, expert) pairs that leave.
+
+        Args:
+            layer: of the experts.
+            wanted: ids, ascending, of experts that are not resident.
+            retention: ranks them and the residents.
+        """
+        return self._admit(layer, wanted, retention) if len(wanted) else (wanted, ())
 
     def restore(self, keys: Iterable[tuple[int, int]]) -> None:
         """These (layer, expert) pairs are resident, and no others: loading what was decided on was broken off."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+
+from relume.core import SpanInput
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,22 @@ class LayerUse:
         return np.bincount(chosen.ravel(), minlength=self.num_experts)
 
     @cached_property
+    def token_counts(self) -> np.ndarray:
+        """`[E]` int64: tokens that use each expert, whether they vote or not."""
+        if self.all_vote:
+            return self.counts
+        return np.bincount(self.expert_ids.ravel(), minlength=self.num_experts)
+
+    @cached_property
     def active(self) -> np.ndarray:
         """`[E]` bool: experts that any token uses."""
-        if self.all_vote:
-            return self.counts > 0
-        return np.bincount(self.expert_ids.ravel(), minlength=self.num_experts) > 0
+        return self.token_counts > 0
+
+
+def span_slices(spans: Sequence[SpanInput]) -> list[slice]:
+    """Where each request's tokens are among those of a forward."""
+    ends = np.cumsum([len(span.token_ids) for span in spans]).tolist()
+    return [slice(end - len(span.token_ids), end) for span, end in zip(spans, ends, strict=True)]
 
 
 def last_block_votes(span_lengths: list[int], block_lengths: list[int]) -> np.ndarray:

@@ -129,5 +129,5 @@ class CalibratedRequest:
             next_start=next_start,
             next_token_ids=next_token_ids,
         )
-        nothing_missed = np.empty(0, dtype=np.uint16)
-        return ForwardRecord((span,), expert_ids, weights, (nothing_missed,) * len(expert_ids))
+        none = (np.empty(0, dtype=np.uint16),) * len(expert_ids)
+        return ForwardRecord((span,), expert_ids, weights, misses=none, hosted=none, arrived=none)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from relume.core import Phase
-from relume.strategy.use import ExpertShape
+from relume.strategy.use import ExpertShape, span_slices
 from relume.trace.record import ForwardRecord
 from relume.trace.similarity import IterationPairs
-from relume.trace.views import expert_counts, phase_of, span_slices
+from relume.trace.views import expert_counts, phase_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def summarise(records: Iterable[ForwardRecord], shape: ExpertShape) -> TraceSumm
             chosen += counts
             active.append((counts > 0).sum(axis=1))
             missed += sum(len(layer) for layer in record.misses)
-        for span, place in zip(record.spans, span_slices(record), strict=True):
+        for span, place in zip(record.spans, span_slices(record.spans), strict=True):
             if span.phase is Phase.DENOISE:
                 num_iterations += 1
                 num_tokens += int(span.committed.sum())

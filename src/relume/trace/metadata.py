@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from relume import __version__
 from relume.core import RelumeError
+from relume.machine.work import WorkShape
 from relume.strategy.use import ExpertShape
 
 #: Version of the columns and of these keys.
@@ -30,6 +31,7 @@ class TraceMetadata:
         expert_bytes: of one expert in the tier that holds the slots.
         kind: `measured` or `simulated`.
         hardware: that was measured, or what simulated it.
+        work: sizes that take time in a forward, where they are known.
         relume_version: that wrote the file.
     """
 
@@ -42,6 +44,7 @@ class TraceMetadata:
     expert_bytes: int
     kind: str
     hardware: str
+    work: WorkShape | None = None
     relume_version: str = __version__
 
     def __post_init__(self) -> None:
@@ -74,6 +77,7 @@ class TraceMetadata:
                     "record it again, or read it with the relume that wrote it"
                 )
             values |= {"shape": ExpertShape(**values["shape"]), "slots": tuple(values["slots"])}
+            values["work"] = None if values["work"] is None else WorkShape(**values["work"])
             return cls(**{field.name: values[field.name] for field in fields(cls)})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, RelumeError):

@@ -18,6 +18,8 @@ class ForwardRecord:
         expert_ids: `[layers, tokens, k]` uint16, over the MoE layers.
         weights: `[layers, tokens, k]` float32.
         misses: for each layer the missed expert ids, ascending.
+        hosted: for each layer those of them that were computed where they lie.
+        arrived: for each layer the prefetched experts that had come when it began, ascending.
         bytes_loaded: expert bytes that moved.
         wall_s, compute_s, stall_s: of the whole forward, in its experts, and waiting for them.
     """
@@ -26,6 +28,8 @@ class ForwardRecord:
     expert_ids: np.ndarray
     weights: np.ndarray
     misses: tuple[np.ndarray, ...]
+    hosted: tuple[np.ndarray, ...]
+    arrived: tuple[np.ndarray, ...]
     bytes_loaded: int = 0
     wall_s: float = 0.0
     compute_s: float = 0.0

@@ -17,12 +17,6 @@ def phase_of(record: ForwardRecord) -> Phase:
     return next(phase for phase in (Phase.PREFILL, Phase.DENOISE, Phase.COMMIT) if phase in phases)
 
 
-def span_slices(record: ForwardRecord) -> list[slice]:
-    """Where each span's tokens are in the record's arrays."""
-    ends = np.cumsum([len(span.token_ids) for span in record.spans]).tolist()
-    return [slice(end - len(span.token_ids), end) for span, end in zip(record.spans, ends, strict=True)]
-
-
 def span_inputs(record: ForwardRecord) -> list[SpanInput]:
     """What was known of the record's requests before the forward."""
     inputs = []
@@ -40,15 +34,9 @@ def votes_of(record: ForwardRecord) -> np.ndarray:
     return last_block_votes(lengths, [span.block_length for span in record.spans])
 
 
-def layer_uses(record: ForwardRecord, num_experts: int, votes: np.ndarray | None = None) -> list[LayerUse]:
-    """What strategies see of each layer, in the order in which a live engine shows it.
-
-    Args:
-        record: of one forward.
-        num_experts: of a layer.
-        votes: `[tokens]` bool instead of `votes_of(record)`.
-    """
-    votes = votes_of(record) if votes is None else votes
+def layer_uses(record: ForwardRecord, num_experts: int) -> list[LayerUse]:
+    """What strategies see of each layer, in the order in which a live engine shows it."""
+    votes = votes_of(record)
     pairs = zip(record.expert_ids, record.weights, strict=True)
     return [LayerUse(layer, ids, weights, votes, num_experts) for layer, (ids, weights) in enumerate(pairs)]
 

@@ -38,3 +38,8 @@ class DispatchCase:
     def num_misses(self) -> int:
         """Experts to decide on."""
         return len(self.counts)
+
+    @property
+    def must_transfer(self) -> np.ndarray:
+        """`[m]` bool: what the host cannot compute."""
+        return np.asarray(np.isinf(self.host_s))

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from relume.core import Registry
 from relume.strategy.retention.base import Retention
 from relume.strategy.retention.belady import Belady
-from relume.strategy.retention.context import RetentionContext
 from relume.strategy.retention.counts import Counts
+from relume.strategy.retention.foresight import Foresight
 from relume.strategy.retention.full import Full
 from relume.strategy.retention.least_stale import LeastStale
 from relume.strategy.retention.lfru import Lfru
 from relume.strategy.retention.lfu import Lfu
 from relume.strategy.retention.lru import Lru
+from relume.strategy.retention.oled import Oled
 from relume.strategy.retention.static import Static
 
-RetentionFactory = Callable[[RetentionContext], Retention]
+#: Makes one from a context and its parameters, which are keywords.
+RetentionFactory = Callable[..., Retention]
 
 RETENTIONS: Registry[RetentionFactory] = Registry(
     "strategy",
@@ -29,5 +31,7 @@ RETENTIONS: Registry[RetentionFactory] = Registry(
         "static": Static,
         "counts": Counts,
         "belady": Belady,
+        "foresight": Foresight,
+        "oled": Oled,
     },
 )

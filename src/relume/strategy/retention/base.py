@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,7 +21,7 @@ class Retention(ABC):
         preload: fill the slots by rank before the first forward.
     """
 
-    preload: ClassVar[bool] = False
+    preload: bool = False
 
     def __init__(self, shape: ExpertShape) -> None:
         self.shape = shape
@@ -33,6 +32,10 @@ class Retention(ABC):
     @abstractmethod
     def observe(self, use: LayerUse) -> None:
         """Take note of a layer's routing, before its misses are loaded."""
+
+    def admits(self, use: LayerUse) -> np.ndarray:
+        """`[E]` bool: experts of the layer that may come to stay; by default those of voting tokens."""
+        return use.counts > 0
 
     @abstractmethod
     def priority(self, layers: slice) -> np.ndarray:

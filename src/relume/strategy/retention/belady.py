@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -53,7 +52,7 @@ class Belady(Retention):
         RelumeError: there is no future to look into.
     """
 
-    preload: ClassVar[bool] = True
+    preload = True
 
     def __init__(self, context: RetentionContext) -> None:
         super().__init__(context.shape)
@@ -71,6 +70,10 @@ class Belady(Retention):
         at = self._at[use.layer]
         at[used] += 1
         self._ranks[use.layer, used] = -self._times[at[used]]
+
+    def admits(self, use: LayerUse) -> np.ndarray:
+        """Every active expert: the bound must hold whatever others may keep."""
+        return use.active
 
     def priority(self, layers: slice) -> np.ndarray:
         """The sooner used, the higher."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from relume.core import RelumeError
@@ -19,7 +17,7 @@ class Full(Retention):
         RelumeError: there are fewer slots than experts.
     """
 
-    preload: ClassVar[bool] = True
+    preload = True
 
     def __init__(self, context: RetentionContext) -> None:
         super().__init__(context.shape)

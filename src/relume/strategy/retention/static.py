@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from relume.core import RelumeError
@@ -19,16 +17,16 @@ class Static(Retention):
         RelumeError: there is no profile.
     """
 
-    preload: ClassVar[bool] = True
+    preload = True
 
     def __init__(self, context: RetentionContext) -> None:
         super().__init__(context.shape)
-        if context.popularity is None:
+        if context.profile is None:
             raise RelumeError(
                 "the strategy static needs to know which experts are popular: give --profile a file made with "
                 "`relume trace profile TRACE PROFILE`"
             )
-        self._popularity = context.popularity.astype(np.float64)
+        self._popularity = context.profile.popularity.astype(np.float64)
 
     def observe(self, use: LayerUse) -> None:
         """Nothing to note."""

@@ -1,0 +1,1 @@
+"""A clock that charges a decode to a machine that need not be there."""

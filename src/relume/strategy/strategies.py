@@ -1,0 +1,109 @@
+"""Named choices of what stays, what is brought ahead, where a miss is computed, and what each layer gets."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from relume.core import Registry, RelumeError
+from relume.strategy.dispatch import DISPATCHES
+from relume.strategy.foresight.statistics import TokenStatistics
+from relume.strategy.layer_budgets import BUDGETS
+from relume.strategy.placement import Parts
+from relume.strategy.prefetch import PREFETCHES
+from relume.strategy.prefetch.base import Prefetch
+from relume.strategy.retention import RETENTIONS
+from relume.strategy.retention.context import RetentionContext
+from relume.strategy.use import ExpertShape
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One name from each of the four registries.
+
+    Attributes:
+        retention, prefetch, dispatch, budget: the names.
+        parameters: of the retention.
+    """
+
+    retention: str
+    prefetch: str = "none"
+    dispatch: str = "transfer"
+    budget: str = "uniform"
+    parameters: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a name of `STRATEGIES`, and what differs: `oled:dispatch=transfer:decay=0.5`.
+
+        Raises:
+            RelumeError: an unknown name, part or parameter.
+        """
+        name, *changes = text.strip().split(":")
+        strategy = STRATEGIES[name]
+        for change in changes:
+            key, equals, value = change.partition("=")
+            if key in _PARTS and equals:
+                _PARTS[key][value]  # refuses an unknown name
+                strategy = replace(strategy, **{key: value})  # type: ignore[arg-type]
+                continue
+            try:
+                number = float(value)
+            except ValueError:
+                raise RelumeError(
+                    f"strategy {text!r}: {change!r} is neither {', '.join(_PARTS)} with a name nor a parameter of "
+                    f"{strategy.retention} with a number"
+                ) from None
+            strategy = replace(strategy, parameters={**strategy.parameters, key: number})
+        known = list(inspect.signature(RETENTIONS[strategy.retention]).parameters)[1:]
+        for key in strategy.parameters:
+            if key not in known:
+                has = f"has {', '.join(known)}" if known else "has none"
+                raise RelumeError(f"strategy {text!r}: no parameter {key!r}; {strategy.retention} {has}")
+        assert isinstance(strategy, cls)
+        return strategy
+
+    def num_bytes(self, shape: ExpertShape) -> int:
+        """Of the tables that it keeps, where they are worth counting."""
+        return TokenStatistics.num_bytes(shape) if self.retention == "foresight" else 0
+
+    def make(self, context: RetentionContext) -> Parts:
+        """Its objects, fresh.
+
+        Raises:
+            RelumeError: the retention lacks something, such as a profile.
+        """
+        retention = RETENTIONS[self.retention](context, **self.parameters)
+        make = PREFETCHES[self.prefetch]
+        prefetch = None if make is None else make()
+        if self.prefetch == "own":
+            if not isinstance(retention, Prefetch):
+                others = ", ".join(name for name in PREFETCHES if name != "own")
+                raise RelumeError(f"{self.retention} has no prefetch of its own: choose one of {others}")
+            prefetch = retention
+        return Parts(retention, prefetch, DISPATCHES[self.dispatch]())
+
+
+_PARTS: Mapping[str, Mapping[str, object]] = {
+    "retention": RETENTIONS,
+    "prefetch": PREFETCHES,
+    "dispatch": DISPATCHES,
+    "budget": BUDGETS,
+}
+
+STRATEGIES: Registry[Strategy] = Registry(
+    "strategy",
+    {
+        **{
+            name: Strategy(name)
+            for name in ("full", "lru", "lfu", "lfru", "least-stale", "static", "counts", "belady")
+        },
+        "oled": Strategy("oled", dispatch="balanced", budget="activation"),
+        "foresight": Strategy("foresight", "need", "balanced"),
+        "fiddler": Strategy("static", dispatch="fiddler"),
+        "fiddler-max": Strategy("static", dispatch="fiddler-max"),
+        "freetoken": Strategy("lru", dispatch="freetoken"),
+    },
+)
