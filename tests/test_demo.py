@@ -9,7 +9,7 @@ import pytest
 
 from relume import DecodingConfig, Engine
 from relume.checkpoint.hub import SHIPPED
-from relume.evaluate.job import evaluate, held_out_problems
+from relume.evaluate.job import evaluate, sample_problems
 from relume.evaluate.variants import Variant
 from relume.tasks import TASKS, final_answer
 
@@ -43,7 +43,7 @@ def test_its_shape_and_size(demo: Engine) -> None:
 
 
 def test_most_held_out_answers_are_right(demo: Engine) -> None:
-    problems = held_out_problems(list(TASKS), 100, seed=11)
+    problems = sample_problems(list(TASKS), 100, seed=11)
     row = evaluate(demo, problems, Variant.parse("threshold:0.9"), DecodingConfig(max_tokens=128))
     assert row.overall.exact_match >= 0.8
     assert row.tokens_per_iteration >= 2

@@ -10,7 +10,7 @@ import pytest
 
 from relume import Engine, RelumeError
 from relume.config import DecodingConfig, ShapeOverrides
-from relume.evaluate.job import evaluate, held_out_problems
+from relume.evaluate.job import evaluate, sample_problems
 from relume.evaluate.scoring import Score
 from relume.evaluate.variants import Variant
 from relume.synth.job import synthesise
@@ -44,7 +44,7 @@ def test_variants() -> None:
 
 
 def test_held_out_problems_are_different_and_held_out() -> None:
-    problems = held_out_problems(list(TASKS), 103, seed=4)
+    problems = sample_problems(list(TASKS), 103, seed=4)
     assert sum(map(len, problems.values())) == 103
     assert set(problems) == set(TASKS)
     for name, group in problems.items():

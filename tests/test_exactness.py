@@ -183,7 +183,8 @@ def test_a_replay_gives_the_live_hits_and_misses(
     shape = reader.metadata.shape
     total = sum(reader.metadata.slots)
     budget = uniform(total, shape) if shared else list(reader.metadata.slots)
-    profile = read_model_profile(subject.profile, shape) if strategy in NEED_PROFILE else None
+    named = reader.metadata.profile  # the shipped model has one beside it
+    profile = read_model_profile(Path(named), shape) if named else None
     context = RetentionContext(shape, sum(budget), profile)
     again = replay_recorded(reader, Strategy.parse(strategy), context, sum(budget) if shared else budget)
     live = np.array([[len(misses) for misses in record.misses] for record in reader])

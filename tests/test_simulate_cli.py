@@ -162,7 +162,7 @@ def test_trace_synth_shows_its_figures_next_to_the_published(tmp_path: Path) -> 
     ("arguments", "message"),
     [
         (["simulate", "/nowhere/trace"], "no such trace"),
-        (["simulate", "SMALL", "--strategy", "full"], "holds all 96 experts"),
+        (["simulate", "SMALL", "--strategy", "static"], "relume trace profile"),
         (["simulate", "SMALL", "--expert-memory", "2%"], "holds 1 experts"),
         (["simulate", "SMALL", "--expert-memory", "9", "--layer-slots", "9,9,9,9"], "not both"),
         (["simulate", "SMALL", "--shared-pool", "--layer-slots", "9,9,9,9"], "no slots of one layer"),

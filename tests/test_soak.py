@@ -90,7 +90,9 @@ class Soak:
         action = self.draw.choice(["batch", "batch", "cancel", "fault", "fault", "resize", "short", "replace"])
         getattr(self, action)()
         self.done[action] += 1
-        assert len(relume_threads() - self.others) <= 2 * (4 + 2)  # of two engines
+        assert len(relume_threads() - self.others) <= 2 * (
+            4 + 1 + 2
+        )  # of two engines: they read, one ahead, and compute
         check_memory(self.engine)
 
     def batch(self) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from relume import __version__
 from relume.cli import (
+    bench,
     chat,
     eval_model,
     generate,
@@ -52,3 +53,4 @@ app.command("train")(train.train)
 app.command("eval")(eval_model.eval_model)
 app.command("simulate")(simulate.simulate)
 app.add_typer(trace.trace, name="trace")
+app.add_typer(bench.bench, name="bench")

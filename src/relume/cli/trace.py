@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from relume.cli.loading import LoadOptions, loading_options, open_engine, read_w
 from relume.cli.options import Model, decoding_options
 from relume.cli.terminal import item_progress
 from relume.config import DecodingConfig
+from relume.tasks.task import Split
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,11 +40,14 @@ def record(
     decoding: DecodingConfig,
     loading: LoadOptions,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with prompt and answer instead of held-out tasks.")
+        Path | None, typer.Option(help="JSON lines with prompt and answer instead of tasks.")
     ] = None,
     num_prompts: Annotated[int, typer.Option(min=1, help="Prompts to answer.")] = 20,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
-    prompt_seed: Annotated[int, typer.Option(min=0, help="Of the choice of held-out prompts.")] = 0,
+    prompt_seed: Annotated[int, typer.Option(min=0, help="Of the choice of prompts.")] = 0,
+    split: Annotated[
+        Split, typer.Option(help="Tasks' prompts that models train on, for a profile, or held-out ones.")
+    ] = "held_out",
     json_output: AsJson = False,
 ) -> None:
     """Answer prompts and write down what every forward did."""
@@ -51,7 +56,7 @@ def record(
     from relume.trace.file import TraceReader
     from relume.trace.info import summarise
 
-    problems = problems_for(prompts, None, num_prompts, prompt_seed)
+    problems = problems_for(prompts, None, num_prompts, prompt_seed, split)
     engine = open_engine(model, loading, batch_size)
     read_weights(engine)
     texts = [problem.prompt for group in problems.values() for problem in group]
@@ -92,13 +97,15 @@ def synth(
     """Write a trace that behaves like LLaDA2.0-mini's as published, without a model."""
     import numpy as np
 
+    from relume.cli.simulate import work_of
     from relume.cli.trace_tables import describe, print_targets
     from relume.trace.calibrated import TARGETS, CalibratedConfig, synthesise_trace
     from relume.trace.file import TraceReader, TraceWriter
     from relume.trace.info import summarise
 
     config = CalibratedConfig(num_requests=requests, blocks=blocks, prompt_tokens=prompt_tokens)
-    with item_progress("requests") as progress, TraceWriter(out, config.metadata()) as writer:
+    metadata = replace(config.metadata(), work=work_of("llada2-mini"))
+    with item_progress("requests") as progress, TraceWriter(out, metadata) as writer:
         done = 0
         for record in synthesise_trace(config, np.random.default_rng(seed)):
             writer.write(record)

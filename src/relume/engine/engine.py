@@ -189,6 +189,7 @@ class Engine:
             kind=self._kind,
             hardware=self._hardware,
             work=self._provision.work,
+            profile=self._provision.profile,
         )
         with TraceWriter(path, metadata) as writer, self._runtime.recording(Recorder(writer)):
             yield

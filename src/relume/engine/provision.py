@@ -27,10 +27,8 @@ from relume.model.sizes import ModelSizes
 from relume.strategy.budget import ExpertMemory, explicit, parse_size, shared_pool_warning
 from relume.strategy.lanes import PREFETCH_SLOTS
 from relume.strategy.layer_budgets import BUDGETS
-from relume.strategy.profile import Profile
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.strategies import Strategy
-from relume.strategy.use import ExpertShape
 from relume.trace.profile import PROFILE_NAME, read_model_profile
 
 #: What `auto` takes when not all experts fit.
@@ -69,6 +67,7 @@ class Provision:
         settings: of its experts.
         work: sizes that take time.
         hardware: that is simulated, if any.
+        profile: path of the model's profile; empty if there is none.
         warnings: one line each.
     """
 
@@ -79,6 +78,7 @@ class Provision:
     settings: ExpertSettings
     work: WorkShape
     hardware: Hardware | None
+    profile: str
     warnings: tuple[str, ...]
 
 
@@ -195,7 +195,8 @@ def provision(
     strategy = Strategy.parse(name)
     planner = planner_for(strategy)
     plan = planner.make_plan(memory.limit_bytes, asked, memory.host_bytes)
-    profile = _find_profile(engine.profile, folder, shape)
+    path = _find_profile(engine.profile, folder)
+    profile = None if path is None else read_model_profile(path, shape)
     total = sum(plan.slots_per_layer)
     slots = layer_slots or BUDGETS[strategy.budget](total, shape, profile)
     plan = replace(plan, slots_per_layer=tuple(slots))
@@ -220,15 +221,15 @@ def provision(
         virtual=None if hardware is None else VirtualClock(hardware, work, shape),
         hardware=_this_hardware(),
     )
-    return Provision(memory, planner, plan, name, settings, work, hardware, tuple(warnings))
+    return Provision(memory, planner, plan, name, settings, work, hardware, str(path or ""), tuple(warnings))
 
 
-def _find_profile(named: str | None, folder: Path | None, shape: ExpertShape) -> Profile | None:
+def _find_profile(named: str | None, folder: Path | None) -> Path | None:
     """The profile that was named, else the one beside the checkpoint, if there is one."""
     if named is not None:
-        return read_model_profile(Path(named), shape)
-    path = None if folder is None else folder / PROFILE_NAME
-    return read_model_profile(path, shape) if path is not None and path.exists() else None
+        return Path(named)
+    beside = None if folder is None else folder / PROFILE_NAME
+    return beside if beside is not None and beside.exists() else None
 
 
 def _this_hardware() -> Hardware | None:

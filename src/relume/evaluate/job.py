@@ -20,6 +20,7 @@ from relume.evaluate.scoring import Score
 from relume.evaluate.variants import Variant
 from relume.tasks import TASKS, Problem, is_exact
 from relume.tasks.jsonl import read_problems
+from relume.tasks.task import Split
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,14 @@ class EvaluationRow:
         }
 
 
-def held_out_problems(names: Sequence[str], num_prompts: int, seed: int) -> dict[str, list[Problem]]:
-    """Held-out problems of the named tasks, different prompts, as equally many of each as possible."""
+def sample_problems(
+    names: Sequence[str], num_prompts: int, seed: int, split: Split = "held_out"
+) -> dict[str, list[Problem]]:
+    """Problems of the named tasks, different prompts, as equally many of each as possible."""
     chosen = {}
     for index, name in enumerate(names):
         wanted = num_prompts // len(names) + (index < num_prompts % len(names))
-        different = _different(TASKS[name].stream(seed, "held_out"))
+        different = _different(TASKS[name].stream(seed, split))
         chosen[name] = list(itertools.islice(different, wanted))
     return {name: problems for name, problems in chosen.items() if problems}
 
@@ -123,10 +126,12 @@ def answer(
     return results
 
 
-def problems_for(prompts: Path | None, tasks: str | None, num_prompts: int, seed: int) -> dict[str, list[Problem]]:
-    """Problems from a JSONL file, or held-out ones of the tasks named, separated by commas (all by default)."""
+def problems_for(
+    prompts: Path | None, tasks: str | None, num_prompts: int, seed: int, split: Split = "held_out"
+) -> dict[str, list[Problem]]:
+    """Problems from a JSONL file, or of the tasks named, separated by commas (all by default)."""
     if prompts is None:
-        return held_out_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed)
+        return sample_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed, split)
     require(tasks is None, "give --tasks or --prompts, not both")
     return {prompts.stem: read_problems(prompts)[:num_prompts]}
 

@@ -64,7 +64,7 @@ class Ahead:
 
     def _fill(self) -> None:
         fresh: list[Load] = []
-        while self._wanted and len(self.loads) < self._num_slots:
+        while self._wanted and len(self.loads) < self._num_slots and self._arena.num_free:
             layer, expert = key = self._wanted.pop(0)
             if key not in self.loads:
                 self.loads[key] = Load(layer, expert, self._arena.take(), self._finished, ahead=True)

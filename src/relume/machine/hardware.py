@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -143,6 +143,15 @@ class ProfiledHardware(Hardware):
             require(bool(constant.source.strip()), f"{key} has no source: say where the number is from")
         missing = [key for key in _UNITS if key not in self.constants]
         require(not missing, f"{', '.join(missing)} missing: give value, unit and source")
+
+    def with_constant(self, key: str, value: float, unit: str, source: str) -> Self:
+        """The same machine but for one constant, which its name then says: `rtx4090:link.bandwidth=12`.
+
+        Raises:
+            RelumeError: there is no such constant, or it cannot have this value.
+        """
+        constants = {**self.constants, key: Constant(value, unit, source)}
+        return replace(self, name=f"{self.name}:{key}={value:g}", constants=constants)
 
     def device_kernel_s(
         self, counts: np.ndarray, parameters: int, itemsize: int, weight_bytes: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from relume.config import ModelConfig, require
@@ -71,6 +71,10 @@ class WorkShape:
             expert_bytes=expert_bytes,
             itemsize=itemsize,
         )
+
+    def with_moe_layers(self, number: int) -> Self:
+        """The same model with another number of layers that hold experts."""
+        return replace(self, num_layers=self.num_dense_layers + number)
 
     @property
     def num_moe_layers(self) -> int:

@@ -1,4 +1,4 @@
-"""Strategies times budgets over one trace, in two processes."""
+"""What `relume simulate` does: a trace as it was recorded, or through strategies and budgets."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from relume.config import require
 from relume.core import Progress
 from relume.machine.hardware import Hardware
 from relume.machine.work import WorkShape
-from relume.simulate.replay import foresee
-from relume.simulate.rows import Job, Run, Setting, SimulationRow
-from relume.simulate.second_process import second_process
+from relume.simulate.matrix import WORTH_A_PROCESS, Budgets, make_matrix, setting_of
+from relume.simulate.rows import Setting, SimulationRow
 from relume.strategy.budget import ExpertMemory, explicit, shared_pool_warning
+from relume.strategy.use import ExpertShape
 from relume.trace.file import TraceReader
 from relume.trace.metadata import TraceMetadata
 from relume.trace.profile import gather_profile, read_model_profile
 
-BOUND = "belady"
 #: What is replayed if one of strategies and budgets is named and the other is not.
 DEFAULT_STRATEGIES = ("lru", "counts", "oled", "foresight")
 DEFAULT_MEMORIES = ("10%", "20%", "40%", "60%")
 #: The name of the budget that a trace was recorded with.
 RECORDED = "recorded"
-#: Layer events below which a second process costs more than it saves.
-_WORTH_A_PROCESS = 50_000
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def simulate(
     layer_slots: str | None = None,
     hardware: Hardware | None = None,
     work: WorkShape | None = None,
-    worth_a_process: int = _WORTH_A_PROCESS,
+    worth_a_process: int = WORTH_A_PROCESS,
 ) -> Simulation:
     """Replay a trace file through every strategy at every budget, and through Belady's bound.
 
@@ -54,14 +51,14 @@ def simulate(
 
     Args:
         path: of the trace.
-        strategies: as `Strategy.parse` reads them.
+        strategies: as `Strategy.parse` reads them; `full` is replayed once, whatever the budgets.
         memories: budgets as `ExpertMemory.parse` reads them.
         progress: told of forwards times jobs.
         profile: file of the model's profile, which some strategies need.
         shared: one pool for all layers.
         layer_slots: a budget instead of `memories`, as `explicit` reads it.
         hardware: charges its time; without it, no time passes and what is prefetched comes in time.
-        work: sizes that take that time, instead of the traced model's own.
+        work: sizes that take that time, instead of the traced model's own; of as many layers as the trace has.
         worth_a_process: layer events from which a second process takes half of the jobs.
 
     Raises:
@@ -69,48 +66,44 @@ def simulate(
     """
     reader = TraceReader(path)
     metadata = reader.metadata
-    shape, expert_bytes = metadata.shape, metadata.expert_bytes
+    shape = metadata.shape
     require(not memories or layer_slots is None, "give the expert memory or the slots of each layer, not both")
     require(not shared or layer_slots is None, "a pool that all layers share has no slots of one layer")
     as_recorded = not strategies and not memories and layer_slots is None
-    budgets: dict[str, int | tuple[int, ...]]
+    # Another clock than the recorded one decides anew.
+    repeats = as_recorded and hardware is None
+    setting = setting_of(reader, profile, shared or (as_recorded and metadata.shared), work, repeats)
+    budgets: Budgets
     if as_recorded:
+        profile = profile or (Path(metadata.profile) if metadata.profile else None)
         strategies, budgets = [metadata.strategy], {RECORDED: _recorded(metadata)}
-        shared = shared or metadata.shared
     elif layer_slots is not None:
         budgets = {layer_slots: tuple(explicit(layer_slots, shape))}
     else:
-        budgets = {
-            text: ExpertMemory.parse(text).total_slots(shape, expert_bytes)
-            for text in memories or DEFAULT_MEMORIES
-        }
-    # Another clock than the recorded one decides anew.
-    repeats = as_recorded and hardware is None
-    setting = Setting(path, shared, profile, hardware, work or metadata.work, repeats)
-    names = [*dict.fromkeys(name for name in strategies or DEFAULT_STRATEGIES if name != BOUND), BOUND]
-    jobs = [Job(name, text, slots) for text, slots in budgets.items() for name in names]
-    ordinary = [job for job in jobs if job.strategy != BOUND]
-    found = None if profile is None else read_model_profile(profile, shape)
-    for job in ordinary:
-        Run(setting, job, shape, found, None)  # refuse what makes no sense before the long work
-    notes: list[str | None] = []
-    if shared:
-        mean_active = (found or gather_profile(reader, shape)).mean_active
-        totals = [slots if isinstance(slots, int) else sum(slots) for slots in budgets.values()]
-        notes = [shared_pool_warning(total, mean_active) for total in totals]
-    theirs = ordinary[-(len(jobs) // 2) :] if reader.num_forwards * shape.num_layers >= worth_a_process else []
-    mine = [job for job in jobs if job not in theirs]
-    total = reader.num_forwards * len(jobs)
-    with second_process(setting, theirs, lambda added: progress(added, total)) as (poll, finish):
-        future = foresee(reader, shape)
+        budgets = read_budgets(memories or DEFAULT_MEMORIES, shape, setting.expert_bytes)
+    matrix = make_matrix(setting, strategies or DEFAULT_STRATEGIES, budgets, (hardware,))
+    notes = [*_shared_notes(setting, reader, budgets), *matrix.notes]
+    return Simulation(matrix.run(progress, worth_a_process), tuple(notes))
 
-        def tick(count: int) -> None:
-            progress(count + poll(), total)
 
-        rows = setting.rows(mine, future, tick)
-        rows += finish()
-    by_job = dict(zip([*mine, *theirs], rows, strict=True))
-    return Simulation(tuple(by_job[job] for job in jobs), tuple(note for note in notes if note))
+def read_budgets(memories: Sequence[str], shape: ExpertShape, expert_bytes: int) -> Budgets:
+    """Budgets as `ExpertMemory.parse` reads them, in slots of all layers together.
+
+    Raises:
+        RelumeError: one is no amount, or not of this shape.
+    """
+    return {text: ExpertMemory.parse(text).total_slots(shape, expert_bytes) for text in memories}
+
+
+def _shared_notes(setting: Setting, reader: TraceReader, budgets: Budgets) -> list[str]:
+    """Of budgets that are too small for a pool that all layers share."""
+    if not setting.shared:
+        return []
+    shape, path = reader.metadata.shape, setting.profile
+    profile = gather_profile(reader, shape) if path is None else read_model_profile(path, shape)
+    totals = [slots if isinstance(slots, int) else sum(slots) for slots in budgets.values()]
+    notes = [shared_pool_warning(total, profile.mean_active) for total in totals]
+    return [note for note in notes if note]
 
 
 def _recorded(metadata: TraceMetadata) -> int | tuple[int, ...]:

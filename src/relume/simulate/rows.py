@@ -77,11 +77,13 @@ class Job:
         strategy: as `Strategy.parse` reads it.
         expert_memory: the budget as it was asked for.
         slots: in all, which the strategy shares among layers, or of each layer.
+        hardware: that charges time, if any.
     """
 
     strategy: str
     expert_memory: str
     slots: int | tuple[int, ...]
+    hardware: Hardware | None = None
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,15 @@ class Setting:
         path: of the trace.
         shared: one pool for all layers.
         profile: file of the model's profile, if there is one.
-        hardware: that charges time, if any, for the work of `work`.
+        expert_bytes: of one expert.
+        work: sizes that take time on a machine, where they are known.
         as_recorded: decisions that depended on time are taken from the trace.
     """
 
     path: Path
     shared: bool
     profile: Path | None
-    hardware: Hardware | None = None
+    expert_bytes: int
     work: WorkShape | None = None
     as_recorded: bool = False
 
@@ -111,7 +114,7 @@ class Setting:
         runs = [Run(self, job, shape, profile, future) for job in jobs]
         if runs:
             replay_together(reader, [run.replay for run in runs], shape, lambda: tick(len(runs)))
-        return [run.row(reader.metadata.expert_bytes) for run in runs]
+        return [run.row(self.expert_bytes) for run in runs]
 
 
 class Run:
@@ -131,10 +134,10 @@ class Run:
         total = sum(self._budget)
         self._clock: VirtualClock | None = None
         lanes: Lanes = TimelessLanes()
-        if setting.hardware is not None:
+        if job.hardware is not None:
             if setting.work is None:
                 raise RelumeError("the trace does not say how large its model is: name a shape with --work")
-            lanes = self._clock = VirtualClock(setting.hardware, setting.work, shape, PREFETCH_SLOTS)
+            lanes = self._clock = VirtualClock(job.hardware, setting.work, shape, PREFETCH_SLOTS)
         context = RetentionContext(shape, total, profile, future)
         slots: list[int] | int = total if setting.shared else self._budget
         if setting.as_recorded and strategy.retention != "belady":  # the bound decides for itself
@@ -148,7 +151,7 @@ class Run:
         misses = int(result.misses.sum())
         timed: dict[str, Any] = {}
         if clock is not None:
-            assert self._setting.hardware is not None
+            assert self._job.hardware is not None
             timed = {
                 "tpot_ms": 1000 * clock.now / result.num_tokens if result.num_tokens else None,
                 "seconds": {
@@ -158,7 +161,7 @@ class Run:
                     "link": clock.link_s,
                     "stall": clock.stall_s,
                 },
-                "hardware": self._setting.hardware.name,
+                "hardware": self._job.hardware.name,
             }
         return SimulationRow(
             strategy=self._job.strategy,

@@ -113,8 +113,7 @@ class Placement:
         if self._apart is not None:
             self._apart.observe(use)
         hits, misses = pool.look(use)
-        reuse = retention.priority(slice(layer, layer + 1))[0, misses]
-        case = self.lanes.case(use, hits, misses, reuse)
+        case = self.lanes.case(use, hits, misses, pool.gains(layer, misses, retention))
         there = self.dispatch.plan(case)
         self.lanes.run_layer(layer, misses, case, there)
         wanted = misses[there & retention.admits(use)[misses]]

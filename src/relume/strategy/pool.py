@@ -49,6 +49,28 @@ class ResidentPool:
         """
         return self._admit(layer, wanted, retention) if len(wanted) else (wanted, ())
 
+    def gains(self, layer: int, misses: np.ndarray, retention: Retention) -> np.ndarray:
+        """`[m]` by how much each miss outranks what it would displace; 0 if it would not stay.
+
+        The best miss displaces the lowest resident, the second best the second lowest, and so on.
+        """
+        first = 0 if self.shared else layer
+        here, priority = self._group(first, retention)
+        ranks = priority[misses + (layer - first) * self.shape.num_experts]
+        residents = priority[here]
+        displaced = np.zeros(len(misses))  # free slots first
+        count = min(len(misses), len(residents))
+        free = min(self.slots[first] - len(residents), len(misses))
+        taken = min(count, len(misses) - free)
+        if taken < len(residents):
+            residents = np.partition(residents, taken)[:taken] if taken else residents[:0]
+        displaced[free : free + taken] = np.sort(residents)
+        displaced[free + taken :] = np.inf
+        gained = np.zeros(len(misses))
+        order = (-ranks).argsort(kind="stable")
+        gained[order] = np.maximum(ranks[order] - displaced, 0.0)
+        return gained
+
     def restore(self, keys: Iterable[tuple[int, int]]) -> None:
         """These (layer, expert) pairs are resident, and no others: loading what was decided on was broken off."""
         self.resident[:] = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -16,6 +16,8 @@ from relume.strategy.prefetch import PREFETCHES
 from relume.strategy.prefetch.base import Prefetch
 from relume.strategy.retention import RETENTIONS
 from relume.strategy.retention.context import RetentionContext
+from relume.strategy.retention.finemoe import FineMoE
+from relume.strategy.retention.moe_infinity import MoEInfinity
 from relume.strategy.use import ExpertShape
 
 
@@ -67,7 +69,10 @@ class Strategy:
 
     def num_bytes(self, shape: ExpertShape) -> int:
         """Of the tables that it keeps, where they are worth counting."""
-        return TokenStatistics.num_bytes(shape) if self.retention == "foresight" else 0
+        if self.retention not in _TABLES:
+            return 0
+        capacity = {key: value for key, value in self.parameters.items() if key == "capacity"}
+        return _TABLES[self.retention](shape, **capacity)
 
     def make(self, context: RetentionContext) -> Parts:
         """Its objects, fresh.
@@ -85,6 +90,13 @@ class Strategy:
             prefetch = retention
         return Parts(retention, prefetch, DISPATCHES[self.dispatch]())
 
+
+#: Bytes of the tables of retentions that keep large ones.
+_TABLES: Mapping[str, Callable[..., int]] = {
+    "foresight": TokenStatistics.num_bytes,
+    "moe-infinity": MoEInfinity.num_bytes,
+    "finemoe": FineMoE.num_bytes,
+}
 
 _PARTS: Mapping[str, Mapping[str, object]] = {
     "retention": RETENTIONS,
@@ -105,5 +117,8 @@ STRATEGIES: Registry[Strategy] = Registry(
         "fiddler": Strategy("static", dispatch="fiddler"),
         "fiddler-max": Strategy("static", dispatch="fiddler-max"),
         "freetoken": Strategy("lru", dispatch="freetoken"),
+        "moe-infinity": Strategy("moe-infinity", "own"),
+        "finemoe": Strategy("finemoe", "own"),
+        "hybrimoe": Strategy("hybrimoe", "own", "hybrimoe"),
     },
 )

@@ -32,6 +32,7 @@ class TraceMetadata:
         kind: `measured` or `simulated`.
         hardware: that was measured, or what simulated it.
         work: sizes that take time in a forward, where they are known.
+        profile: path of the model's profile that the strategy began with; empty if there was none.
         relume_version: that wrote the file.
     """
 
@@ -45,6 +46,7 @@ class TraceMetadata:
     kind: str
     hardware: str
     work: WorkShape | None = None
+    profile: str = ""
     relume_version: str = __version__
 
     def __post_init__(self) -> None:

@@ -18,7 +18,8 @@ class DispatchCase:
 
     Attributes:
         counts: int64, tokens that use the expert.
-        reuse: predicted use in what comes next, in any unit: the higher, the more worth bringing.
+        reuse: by how much each outranks the resident that it would displace, 0 if it would not stay; the unit is
+            the retention's.
         transfer_s: for the link to bring it.
         device_s: for the device to compute it.
         host_s: for the host to compute it; infinite where it cannot.

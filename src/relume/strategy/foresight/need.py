@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from relume.core import Phase, SpanInput, SpanSignals
@@ -15,7 +18,30 @@ _KEPT, _KEPT_USES = (0.98, 0.75), 10.0
 _COMMIT = 0.3
 #: Weight of what blocks need as a rule, beside what this one is seen to need.
 _TYPICAL = 0.1
-_LARGEST = 0.999
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is known of one request's next input, the same for all layers. Positions are those of that input.
+
+    Attributes:
+        masks, tokens: positions that will hold a mask, and a token, if they stay or are new.
+        distances: of the masks, see `mask_distances`.
+        rows: of the tokens in the table of `TokenStatistics`.
+        stays: `[tokens]` bool, positions whose last choices are kept; `None` if none is, as in a new block.
+        chance: of each mask to take a token before that input; `None` if that is decided.
+        guesses: rows of the tokens that masks would take; `None` if nothing is known of them.
+        is_prompt: the next input is more of a prompt, and what comes after it counts.
+    """
+
+    masks: np.ndarray
+    tokens: np.ndarray
+    distances: np.ndarray
+    rows: np.ndarray
+    stays: np.ndarray | None = None
+    chance: np.ndarray | None = None
+    guesses: np.ndarray | None = None
+    is_prompt: bool = False
 
 
 class NeedModel:
@@ -29,102 +55,105 @@ class NeedModel:
     def __init__(self, statistics: TokenStatistics) -> None:
         self.statistics = statistics
 
-    def before_logits(self, layer: int, span: SpanInput, expert_ids: np.ndarray) -> np.ndarray:
-        """`[tokens, E]` probabilities in a layer, as soon as its routing `[tokens, k]` is known.
-
-        A mask that had a candidate in the iteration before takes it with the frequency of its confidence.
-        """
+    def before_logits(self, span: SpanInput) -> Outlook:
+        """Before a forward. A mask that had a candidate takes it with the frequency of its last confidence."""
         if span.phase is not Phase.DENOISE:
-            return self._of_new(layer, span.next_token_ids)
+            return self._new(span.next_token_ids)
         counts = self.statistics
-        masked = span.masked
-        distances = mask_distances(masked)
-        stays = self._of_unchanged(layer, span.token_ids, masked, distances, expert_ids)
+        found = self._split(span.token_ids, span.masked, np.ones(len(span.masked), dtype=bool))
         before = counts.latest(span.request, span.start)
         if before is None:
-            chance = (counts.opened_commits + _COMMIT)[distances] / (counts.opened + 1.0)[distances]
-            fresh = (counts.fresh_experts[layer] + self._mean(layer)) / (counts.fresh_uses + 1.0)
-            taken = np.broadcast_to(fresh, stays.shape)
+            taken, seen = counts.opened_commits[found.distances], counts.opened[found.distances]
+            guesses = None
         else:
-            bins = confidence_bins(before.span.confidences)
-            chance = (counts.awaited_commits + _COMMIT)[bins] / (counts.awaited + 1.0)[bins]
-            taken = self._of_tokens(layer, before.span.candidates)
-        chance = np.where(masked, chance, 0.0)[:, None]
-        mixed: np.ndarray = stays * (1.0 - chance) + taken * chance
-        return mixed
+            bins = confidence_bins(before.span.confidences[found.masks])
+            taken, seen = counts.awaited_commits[bins], counts.awaited[bins]
+            guesses = counts.rows(before.span.candidates[found.masks])
+        chance = ((taken + _COMMIT) / (seen + 1.0)).astype(np.float32)
+        return Outlook(found.masks, found.tokens, found.distances, found.rows, found.stays, chance, guesses)
 
-    def after_logits(self, layer: int, span: SpanSignals, expert_ids: np.ndarray) -> np.ndarray:
-        """The same once the next input is known; `expert_ids` `[tokens, k]` are those of the past forward."""
+    def after_logits(self, span: SpanSignals) -> Outlook:
+        """After a forward: the next input is known."""
         following = span.next_token_ids
         if span.phase is not Phase.DENOISE or span.next_start != span.start:
-            return self._of_new(layer, following)
+            return self._new(following)
         masked = span.masked & ~span.committed & (following == self.statistics.mask_token)
-        distances = mask_distances(masked)
-        stays = self._of_unchanged(layer, following, masked, distances, expert_ids)
-        same = (following == span.token_ids)[:, None]
-        found: np.ndarray = np.where(same, stays, self._of_tokens(layer, following))
-        return found
+        return self._split(following, masked, following == span.token_ids)
+
+    def needs(self, layer: int, outlooks: Sequence[tuple[Outlook, np.ndarray]]) -> np.ndarray:
+        """`[E]` need in a layer, of requests with the expert ids `[tokens, k]` that their last forward chose."""
+        absent = np.ones(self.statistics.shape.num_experts, dtype=np.float32)
+        for outlook, expert_ids in outlooks:
+            if outlook.is_prompt:
+                absent *= 1.0 - self._first(layer)
+            else:
+                absent *= (1.0 - self._probabilities(layer, outlook, expert_ids)).prod(axis=0)
+        need: np.ndarray = 1.0 - absent
+        return need
 
     def typical(self, layer: int) -> np.ndarray:
         """`[E]` small amounts: what the first iteration of a block needs as a rule."""
         found: np.ndarray = _TYPICAL * self._first(layer)
         return found
 
+    def _probabilities(self, layer: int, outlook: Outlook, expert_ids: np.ndarray) -> np.ndarray:
+        """`[positions, E]` that each position uses each expert."""
+        counts = self.statistics
+        mean = self._mean(layer)
+        size = len(outlook.masks) + len(outlook.tokens)
+        found = np.empty((size, counts.shape.num_experts), dtype=np.float32)
+        found[outlook.tokens] = _habits(counts.experts[layer], counts.uses, outlook.rows, mean)
+        found[outlook.masks] = _habits(counts.mask_experts[layer], counts.mask_uses, outlook.distances, mean)
+        if outlook.stays is not None:
+            ranks = np.linspace(*_KEPT, counts.shape.top_k)
+            kept = (counts.kept[:, layer] + _KEPT_USES * ranks) / (counts.kept_uses[:, None] + _KEPT_USES)
+            for kind, positions in enumerate((outlook.masks, outlook.tokens)):
+                staying = positions[outlook.stays[positions]]
+                found[staying] *= np.float32(1.0 - kept[kind].mean())
+                found[staying[:, None], expert_ids[staying]] = kept[kind]
+        if outlook.chance is not None and len(outlook.masks):
+            if outlook.guesses is None:
+                fresh = (counts.fresh_experts[layer] + mean) / (counts.fresh_uses + 1.0)
+                taken = fresh.astype(np.float32)[None]
+            else:
+                taken = _habits(counts.experts[layer], counts.uses, outlook.guesses, mean)
+            chance = outlook.chance[:, None]
+            found[outlook.masks] = found[outlook.masks] * (1.0 - chance) + taken * chance
+        return found
+
+    def _new(self, token_ids: np.ndarray) -> Outlook:
+        """Of an input whose routing was never seen."""
+        masked = token_ids == self.statistics.mask_token
+        if not masked.any():
+            nothing = np.empty(0, dtype=np.int64)
+            return Outlook(nothing, nothing, nothing, nothing, is_prompt=True)
+        return self._split(token_ids, masked, None)
+
+    def _split(self, token_ids: np.ndarray, masked: np.ndarray, stays: np.ndarray | None) -> Outlook:
+        tokens = (~masked).nonzero()[0]
+        rows = self.statistics.rows(token_ids[tokens])
+        return Outlook(masked.nonzero()[0], tokens, mask_distances(masked)[masked], rows, stays)
+
     def _first(self, layer: int) -> np.ndarray:
         counts = self.statistics
         found: np.ndarray = (counts.first_experts[layer] + self._mean(layer)) / (counts.first_uses + 1.0)
         return found
 
-    def _of_new(self, layer: int, token_ids: np.ndarray) -> np.ndarray:
-        """Of an input whose routing was never seen; without masks it is a prompt's, and what follows it counts."""
-        masked = token_ids == self.statistics.mask_token
-        if not masked.any():
-            return self._first(layer)[None]
-        distances = mask_distances(masked)
-        found: np.ndarray = np.where(
-            masked[:, None], self._of_masks(layer, distances), self._of_tokens(layer, token_ids)
-        )
-        return found
-
-    def _of_unchanged(
-        self, layer: int, token_ids: np.ndarray, masked: np.ndarray, distances: np.ndarray, expert_ids: np.ndarray
-    ) -> np.ndarray:
-        counts = self.statistics
-        ranks = np.linspace(*_KEPT, expert_ids.shape[1])
-        kept = (counts.kept[:, layer] + _KEPT_USES * ranks) / (counts.kept_uses[:, None] + _KEPT_USES)
-        by_position = kept[np.where(masked, 0, 1)]
-        habits = np.where(masked[:, None], self._of_masks(layer, distances), self._of_tokens(layer, token_ids))
-        found = habits * (1.0 - by_position.mean(axis=1, keepdims=True))
-        np.put_along_axis(found, expert_ids.astype(np.int64), by_position, axis=1)
-        assert isinstance(found, np.ndarray)
-        return found
-
-    def _of_tokens(self, layer: int, token_ids: np.ndarray) -> np.ndarray:
-        counts = self.statistics
-        rows = counts.rows(token_ids)
-        known = (rows >= 0)[:, None]
-        own = np.where(known, counts.experts[layer, rows], 0.0)
-        uses = np.where(known, counts.uses[rows][:, None], 0.0)
-        found: np.ndarray = (own + _PRIOR_USES * self._mean(layer)) / (uses + _PRIOR_USES)
-        return found
-
-    def _of_masks(self, layer: int, distances: np.ndarray) -> np.ndarray:
-        counts = self.statistics
-        own, uses = counts.mask_experts[layer, distances], counts.mask_uses[distances][:, None]
-        found: np.ndarray = (own + _PRIOR_USES * self._mean(layer)) / (uses + _PRIOR_USES)
-        return found
-
     def _mean(self, layer: int) -> np.ndarray:
+        """`[E]` float32: how often a token uses each expert."""
         counts = self.statistics
         even = counts.shape.top_k / counts.shape.num_experts
-        found: np.ndarray = (counts.all_experts[layer] + even) / (counts.all_uses + 1.0)
+        found: np.ndarray = ((counts.all_experts[layer] + even) / (counts.all_uses + 1.0)).astype(np.float32)
         return found
 
 
-def joined(probabilities: list[np.ndarray], num_experts: int) -> np.ndarray:
-    """`[E]` the chance that any position uses an expert, from `[tokens, E]` of each request."""
-    absent = np.zeros(num_experts)
-    for part in probabilities:
-        absent += np.log1p(-np.minimum(part, _LARGEST)).sum(axis=0)
-    need: np.ndarray = 1.0 - np.exp(absent)
-    return need
+def _habits(experts: np.ndarray, uses: np.ndarray, rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """`[n, E]` float32 shares from counts by row; a row of -1, or of few uses, is mostly the mean."""
+    found = experts.take(rows, axis=0)
+    known = uses.take(rows).astype(np.float32)
+    unknown = rows < 0
+    if unknown.any():
+        found[unknown], known[unknown] = 0.0, 0.0
+    found += np.float32(_PRIOR_USES) * mean
+    found /= (known + np.float32(_PRIOR_USES))[:, None]
+    return found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from relume.strategy.lanes import Key
-from relume.strategy.pool import ResidentPool
 from relume.strategy.prefetch.base import Prefetch
-from relume.strategy.retention.base import Retention
+
+if TYPE_CHECKING:
+    from relume.strategy.lanes import Key
+    from relume.strategy.pool import ResidentPool
+    from relume.strategy.retention.base import Retention
 
 #: Experts that are brought for a layer between two forwards.
 EXPERTS_PER_LAYER = 4

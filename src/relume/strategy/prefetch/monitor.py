@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from relume.strategy.lanes import Key
+if TYPE_CHECKING:
+    from relume.strategy.lanes import Key
 
 #: Outcomes after which it is judged.
 WINDOW = 512

@@ -1,0 +1,1 @@
+"""Figures of what was measured or simulated. Only what draws imports matplotlib."""
