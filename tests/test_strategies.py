@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relume import Engine, RelumeError
+from relume import DecodingConfig, Engine, RelumeError
+from relume.clock.virtual import VirtualClock
 from relume.core import Phase
+from relume.machine.hardware import load_hardware
+from relume.machine.work import WorkShape
+from relume.simulate.replay import foresee, replay
 from relume.strategy.budget import uniform
 from relume.strategy.foresight.need import NeedModel
 from relume.strategy.foresight.statistics import (
@@ -22,6 +27,7 @@ from relume.strategy.foresight.statistics import (
     mask_distances,
 )
 from relume.strategy.layer_budgets import BUDGETS
+from relume.strategy.placement import Placement
 from relume.strategy.pool import ResidentPool
 from relume.strategy.prefetch.by_need import ByNeed
 from relume.strategy.prefetch.monitor import WINDOW, PrefetchMonitor
@@ -31,11 +37,15 @@ from relume.strategy.retention.lfu import Lfu
 from relume.strategy.retention.oled import Oled
 from relume.strategy.strategies import STRATEGIES, Strategy
 from relume.strategy.use import ExpertShape, LayerUse
+from relume.synth.shapes import make_shape
+from relume.trace.calibrated import CalibratedConfig, synthesise_trace
 from relume.trace.file import TraceReader
-from relume.trace.profile import gather_profile, read_model_profile, write_model_profile
+from relume.trace.profile import PROFILE_NAME, gather_profile, read_model_profile, write_model_profile
+from relume.trace.views import layer_uses, phase_of, span_inputs
 from traces import SMALL_TRACE, make_record, make_span, played, small_records
 
 SHAPE = ExpertShape(1, 8, 2)
+LLADA2_MINI = WorkShape.of(make_shape("llada2-mini").config, 2, 6 * 2**20)
 
 
 def test_a_name_and_what_differs() -> None:
@@ -267,3 +277,57 @@ def test_foresight_beats_counting_on_the_small_trace() -> None:
 def test_every_strategy_is_complete() -> None:
     for name, strategy in STRATEGIES.items():
         assert strategy.retention in RETENTIONS and strategy.budget in BUDGETS, name
+
+
+@pytest.mark.slow
+def test_foresight_closes_most_of_the_distance_to_the_bound(tmp_path: Path) -> None:
+    """On held-out prompts of the shipped model, with the profile that comes with it. Prints figures, with -s."""
+    from relume.evaluate.job import answer, problems_for
+
+    texts = [problem.prompt for group in problems_for(None, None, 120, 0).values() for problem in group]
+    with Engine.load("demo") as engine:
+        with engine.record(tmp_path / "trace"):
+            answer(engine, texts, DecodingConfig(), 1, lambda _done, _total: None)
+        path = engine.folder / PROFILE_NAME
+    reader = TraceReader(tmp_path / "trace")
+    records, shape = list(reader), reader.metadata.shape
+    profile, future = read_model_profile(path, shape), foresee(records, shape)
+    names = ("lru", "belady", "counts", "oled:dispatch=transfer", "foresight:prefetch=none", "foresight")
+    for share in (0.15, 0.25, 0.4):
+        total = int(share * shape.num_layers * shape.num_experts)
+        rates = {}
+        for name in names:
+            strategy = Strategy.parse(name)
+            context = RetentionContext(shape, total, profile, future)
+            slots = BUDGETS[strategy.budget](total, shape, profile)
+            rates[name] = replay(records, strategy, context, slots).hit_rate or 0.0
+        distance = rates["belady"] - rates["lru"]
+        closed = {name: (rate - rates["lru"]) / distance for name, rate in rates.items()}
+        print(f"{share:.0%}", {name: (round(rates[name], 3), round(closed[name], 2)) for name in names})  # noqa: T201
+        assert closed["foresight:prefetch=none"] >= 0.5
+        assert closed["foresight"] >= 0.6
+
+
+@pytest.mark.slow
+def test_show_what_deciding_costs() -> None:
+    """Prints figures, to be read with -s: 19 layers of 256 experts, top-8, 32 tokens, on an idle machine."""
+    config = CalibratedConfig(num_requests=1, blocks=12)
+    shape = config.shape
+    records = list(synthesise_trace(config, np.random.default_rng(0)))
+    profile = gather_profile(records, shape)
+    records = [record for record in records if phase_of(record) is Phase.DENOISE]
+    for name in ("lru", "oled", "foresight", "freetoken", "hybrimoe", "moe-infinity", "finemoe"):
+        for slots in (40, 100):
+            parts = Strategy.parse(name).make(RetentionContext(shape, 19 * slots, profile))
+            lanes = VirtualClock(load_hardware("rtx4090"), LLADA2_MINI, shape)
+            placement = Placement(ResidentPool(shape, [slots] * 19), parts, lanes)
+            spent = []
+            for record in records:
+                uses, inputs = layer_uses(record, shape.num_experts), span_inputs(record)
+                started = time.process_time()
+                placement.begin_forward(inputs)
+                for use in uses:
+                    placement.decide(use)
+                placement.end_forward(record.spans)
+                spent.append(1000 * (time.process_time() - started))
+            print(f"{name} {slots} slots: {np.median(spent):.2f} ms of processor time a forward")  # noqa: T201
