@@ -103,6 +103,7 @@ def test_the_peak_stays_within_the_plan_at_every_budget(folder: Path) -> None:
     for strategy, budget, batch in (
         ("lru", "10%", 1),
         ("counts", "25%", 1),
+        ("foresight", "25%", 4),
         ("lru", "60%", 4),
         ("counts", "10%", 8),
         ("full", "100%", 1),

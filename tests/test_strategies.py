@@ -274,6 +274,18 @@ def test_foresight_beats_counting_on_the_small_trace() -> None:
         assert rates["foresight"] >= rates["foresight:prefetch=none"] > max(rates["lru"], rates["counts"])
 
 
+def test_a_missing_or_foreign_profile_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RelumeError, match="no such profile") as caught:
+        Engine.load("demo", strategy="foresight", expert_memory="25%", profile=str(tmp_path / "none.npz"))
+    assert "\n" not in str(caught.value)
+    write_model_profile(gather_profile([make_record([[[0, 1]]])], SHAPE), tmp_path / "other.npz")
+    with pytest.raises(
+        RelumeError, match="1 layers of 8 experts, 2 a token, the model has 5 layers of 64"
+    ) as caught:
+        Engine.load("demo", strategy="foresight", expert_memory="25%", profile=str(tmp_path / "other.npz"))
+    assert "\n" not in str(caught.value)
+
+
 def test_every_strategy_is_complete() -> None:
     for name, strategy in STRATEGIES.items():
         assert strategy.retention in RETENTIONS and strategy.budget in BUDGETS, name

@@ -12,7 +12,7 @@ from relume.checkpoint.pack import Pack
 from relume.clock.virtual import VirtualClock
 from relume.config import PREFILL_TOKENS, EngineConfig, ModelConfig, require
 from relume.core import RelumeError
-from relume.engine.footprint import DEFAULT_CONTEXT, Workload
+from relume.engine.footprint import DEFAULT_CONTEXT, READER_THREADS, Workload
 from relume.engine.memory_plan import MemoryPlan
 from relume.engine.planner import TRANSIT_SLOTS, Planner
 from relume.engine.predict import active_experts
@@ -132,8 +132,11 @@ def make_planner(
         slot = planner.slot_bytes
         host_bytes = ExpertMemory.parse(engine.host_memory).total_slots(planner.shape, slot) * slot
     ahead = 0 if strategy is None or strategy.prefetch == "none" else PREFETCH_SLOTS
+    if ahead:
+        work = replace(work, reader_threads=READER_THREADS + 1)
     return replace(
         planner,
+        work=work,
         host_tier_bytes=host_bytes,
         transit_slots=TRANSIT_SLOTS + ahead,
         strategy_bytes=0 if strategy is None else strategy.num_bytes(planner.shape),
@@ -215,7 +218,7 @@ def provision(
         parts=strategy.make(RetentionContext(shape, sum(slots), profile)),
         num_transit=planner.transit_slots,
         num_ahead=planner.transit_slots - TRANSIT_SLOTS,
-        num_readers=planner.work.reader_threads,
+        num_readers=READER_THREADS,
         num_host=plan.host_experts,
         direct=engine.reads == "direct" or (engine.reads == "auto" and sum(slots) < everything),
         virtual=None if hardware is None else VirtualClock(hardware, work, shape),

@@ -79,8 +79,10 @@ class TraceMetadata:
                     "record it again, or read it with the relume that wrote it"
                 )
             values |= {"shape": ExpertShape(**values["shape"]), "slots": tuple(values["slots"])}
-            values["work"] = None if values["work"] is None else WorkShape(**values["work"])
-            return cls(**{field.name: values[field.name] for field in fields(cls)})
+            work = values.get("work")
+            values["work"] = None if work is None else WorkShape(**work)
+            known = {field.name for field in fields(cls)}
+            return cls(**{name: value for name, value in values.items() if name in known})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, RelumeError):
                 raise
