@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoints import LLADA2, make_tensors, write_checkpoint
 from relume import DecodingConfig, Engine, RelumeError
 from relume.clock.virtual import VirtualClock
 from relume.core import Phase
@@ -40,8 +43,15 @@ from relume.strategy.use import ExpertShape, LayerUse
 from relume.synth.shapes import make_shape
 from relume.trace.calibrated import CalibratedConfig, synthesise_trace
 from relume.trace.file import TraceReader
-from relume.trace.profile import PROFILE_NAME, gather_profile, read_model_profile, write_model_profile
+from relume.trace.profile import (
+    PROFILE_NAME,
+    cached_profile,
+    gather_profile,
+    read_model_profile,
+    write_model_profile,
+)
 from relume.trace.views import layer_uses, phase_of, span_inputs
+from terminal import RELUME
 from traces import SMALL_TRACE, make_record, make_span, played, small_records
 
 SHAPE = ExpertShape(1, 8, 2)
@@ -284,6 +294,32 @@ def test_a_missing_or_foreign_profile_is_one_line(tmp_path: Path) -> None:
     ) as caught:
         Engine.load("demo", strategy="foresight", expert_memory="25%", profile=str(tmp_path / "other.npz"))
     assert "\n" not in str(caught.value)
+
+
+def test_profiles_are_found_beside_the_model_and_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = write_checkpoint(tmp_path / "mine", LLADA2, make_tensors(LLADA2))
+    options: dict[str, Any] = {"strategy": "static", "expert_memory": "25%"}
+    with pytest.raises(RelumeError, match="relume trace profile"):
+        Engine.load(model, **options)
+    with Engine.load(model) as engine, engine.record(tmp_path / "trace"):
+        expected = engine.generate(input_ids=[1, 2, 3], max_tokens=8).token_ids
+    done = subprocess.run(
+        [RELUME, "trace", "profile", tmp_path / "trace"], capture_output=True, text=True, check=True
+    )
+    path = cached_profile("mine")
+    assert path.is_file() and str(path) in done.stdout
+    with Engine.load(model, **options) as engine:
+        assert engine.generate(input_ids=[1, 2, 3], max_tokens=8).token_ids == expected
+    path.rename(model / PROFILE_NAME)
+    with Engine.load(model, **options) as engine:
+        assert engine.fallbacks == ()
+    (model / PROFILE_NAME).write_text("nothing")
+    with Engine.load(model, strategy="foresight", expert_memory="25%") as engine:
+        (line,) = engine.fallbacks
+        assert line.endswith("decoding without it") and "\n" not in line
 
 
 def test_every_strategy_is_complete() -> None:

@@ -23,7 +23,7 @@ from relume.strategy.placement import Placement
 from relume.strategy.pool import ResidentPool
 from relume.strategy.prefetch import PREFETCHES
 from relume.strategy.retention.context import RetentionContext
-from relume.strategy.strategies import Strategy
+from relume.strategy.strategies import STRATEGIES, Strategy
 from relume.trace.file import TraceReader
 from relume.trace.profile import gather_profile, read_model_profile, write_model_profile
 
@@ -88,6 +88,18 @@ def test_every_dispatch_gives_the_same_tokens(subject: Subject, even: str, dispa
     assert (hosted > 0) == (dispatch != "transfer")
     assert (moved > 0) == (dispatch != "host" or statistics[0].prefetch_useful > 0)
     assert all((s.host_s > 0) == (s.hosted > 0) for s in statistics)
+
+
+@pytest.mark.parametrize("budget", ["10%", "25%", "40%"])
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"full", "belady"}))
+def test_every_strategy_gives_the_same_tokens(subject: Subject, even: str, strategy: str, budget: str) -> None:
+    with subject.load(strategy, expert_memory=budget, hardware=even) as engine:
+        results = engine.generate_batch(subject.requests)
+        engine._model.experts.check_integrity()
+    assert [result.canvas for result in results] == subject.tokens
+    statistics = [result.statistics for result in results]
+    assert all(s.kind == "simulated" and 0.0 < s.hit_rate < 1.0 and s.lossless for s in statistics)
+    assert (sum(s.hosted for s in statistics) > 0) == (STRATEGIES[strategy].dispatch != "transfer")
 
 
 @pytest.mark.parametrize("prefetch", sorted(set(PREFETCHES) - {"own"}))

@@ -124,17 +124,23 @@ def synth(
 @trace.command("profile")
 def profile(
     path: TraceFile,
-    out: Annotated[Path, typer.Argument(help="The file to write, .npz.")],
+    out: Annotated[
+        Path | None,
+        typer.Argument(help="The file to write, .npz; by default one in the cache folder that the model finds."),
+    ] = None,
     json_output: AsJson = False,
 ) -> None:
-    """Write down which experts a trace's model prefers, for strategies that want to know."""
+    """Write down the habits of a trace's model, for strategies that start from them."""
     from relume.trace.file import TraceReader
-    from relume.trace.profile import gather_profile, write_model_profile
+    from relume.trace.profile import cached_profile, gather_profile, write_model_profile
 
     reader = TraceReader(path)
     with item_progress("reading") as progress:
         records = _counted(reader, reader.num_forwards, progress)
         made = gather_profile(records, reader.metadata.shape, reader.metadata.model)
+    if out is None:
+        out = cached_profile(made.model)
+        out.parent.mkdir(parents=True, exist_ok=True)
     write_model_profile(made, out)
     mean = float(made.mean_active.mean())
     typer.echo(f"{out}: {reader.num_forwards} forwards, {mean:.1f} experts of a layer active in an iteration")

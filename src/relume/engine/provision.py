@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,9 +28,11 @@ from relume.model.sizes import ModelSizes
 from relume.strategy.budget import ExpertMemory, explicit, parse_size, shared_pool_warning
 from relume.strategy.lanes import PREFETCH_SLOTS
 from relume.strategy.layer_budgets import BUDGETS
+from relume.strategy.profile import Profile
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.strategies import Strategy
-from relume.trace.profile import PROFILE_NAME, read_model_profile
+from relume.strategy.use import ExpertShape
+from relume.trace.profile import PROFILE_NAME, cached_profile, read_model_profile
 
 #: What `auto` takes when not all experts fit.
 DEFAULT_STRATEGY = "counts"
@@ -198,12 +201,10 @@ def provision(
     strategy = Strategy.parse(name)
     planner = planner_for(strategy)
     plan = planner.make_plan(memory.limit_bytes, asked, memory.host_bytes)
-    path = _find_profile(engine.profile, folder)
-    profile = None if path is None else read_model_profile(path, shape)
+    path, profile, warnings = _find_profile(engine.profile, folder, shape)
     total = sum(plan.slots_per_layer)
     slots = layer_slots or BUDGETS[strategy.budget](total, shape, profile)
     plan = replace(plan, slots_per_layer=tuple(slots))
-    warnings = []
     if memory.excessive:
         warnings.append(f"--memory {engine.memory} is more than this process may use here")
     if engine.device == "cpu" and planner.host_experts and hardware is None:
@@ -227,12 +228,26 @@ def provision(
     return Provision(memory, planner, plan, name, settings, work, hardware, str(path or ""), tuple(warnings))
 
 
-def _find_profile(named: str | None, folder: Path | None) -> Path | None:
-    """The profile that was named, else the one beside the checkpoint, if there is one."""
+def _find_profile(
+    named: str | None, folder: Path | None, shape: ExpertShape
+) -> tuple[Path | None, Profile | None, list[str]]:
+    """The profile that was named, else the one beside the checkpoint or in the cache; its path, and warnings.
+
+    Raises:
+        RelumeError: that which was named cannot be used.
+    """
     if named is not None:
-        return Path(named)
-    beside = None if folder is None else folder / PROFILE_NAME
-    return beside if beside is not None and beside.exists() else None
+        return Path(named), read_model_profile(Path(named), shape), []
+    candidates = [] if folder is None else [folder / PROFILE_NAME]
+    with suppress(OSError):  # no home folder
+        candidates += [] if folder is None else [cached_profile(folder.name)]
+    for path in candidates:
+        if path.exists():
+            try:
+                return path, read_model_profile(path, shape), []
+            except RelumeError as error:
+                return None, None, [f"{error}; decoding without it"]
+    return None, None, []
 
 
 def _this_hardware() -> Hardware | None:

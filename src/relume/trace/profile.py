@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from relume.core import Phase, RelumeError
+from relume.machine.profile import cache_file
 from relume.strategy.foresight.statistics import NUM_BINS, TokenStatistics, confidence_bins
 from relume.strategy.profile import DEFAULT_STABILITY, Profile
 from relume.strategy.use import ExpertShape, span_slices
@@ -20,9 +21,15 @@ from relume.trace.views import expert_counts, phase_of, votes_of
 VERSION = 2
 #: Beside a checkpoint, the profile that is used unless another is named.
 PROFILE_NAME = "relume-profile.npz"
+
 #: Choices that the default stability counts for.
 _STABILITY_USES = 20.0
 _ARRAYS = ("popularity", "mean_active", "reuse", "stability")
+
+
+def cached_profile(model: str) -> Path:
+    """Where the profile of a model is kept unless told otherwise. Raises `OSError` if there is no home folder."""
+    return cache_file().parent / "profiles" / f"{model}.npz"
 
 
 def gather_profile(records: Iterable[ForwardRecord], shape: ExpertShape, model: str = "") -> Profile:
