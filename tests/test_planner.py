@@ -374,7 +374,7 @@ def test_the_json_document(mini: Path, tmp_path: Path) -> None:
     assert document["expert_memory_bytes"] == 19 * 256 // 10 * document["bytes_per_expert"]
     assert document["bytes"]["kv_cache"] == 2 * 4096 * 40 * 1024
     assert (document["tpot_ms"], document["kind"]) == (None, "simulated")
-    assert document["reasons"] and document["strategy"] == "counts"
+    assert document["reasons"] and document["strategy"] == "foresight"
     found = json.loads(run(mini, "--json", "--expert-memory", 8, "--context", 32, cache=tmp_path).stdout)
     assert found["memory_limit_bytes"] > 0  # found, not asked
 

@@ -35,7 +35,7 @@ from relume.strategy.use import ExpertShape
 from relume.trace.profile import PROFILE_NAME, cached_profile, read_model_profile
 
 #: What `auto` takes when not all experts fit.
-DEFAULT_STRATEGY = "counts"
+DEFAULT_STRATEGY = "foresight"
 #: K/V of the default context take at most this share of the memory.
 LARGEST_KV_SHARE = 0.125
 LEAST_CONTEXT = 1024
@@ -209,6 +209,10 @@ def provision(
         warnings.append(f"--memory {engine.memory} is more than this process may use here")
     if engine.device == "cpu" and planner.host_experts and hardware is None:
         warnings.append("on a CPU the memory of --host-memory spares more as slots: give it to --expert-memory")
+    if engine.device != "cpu" and not planner.host_experts and sum(slots) < everything:
+        warnings.append(
+            "experts that are not on the GPU are read from disk: hold them in RAM with --host-memory 100%"
+        )
     if engine.shared_pool:
         demand = [active_experts(config)] * shape.num_layers if profile is None else profile.mean_active
         warning = shared_pool_warning(sum(slots), np.asarray(demand))
@@ -224,6 +228,7 @@ def provision(
         direct=engine.reads == "direct" or (engine.reads == "auto" and sum(slots) < everything),
         virtual=None if hardware is None else VirtualClock(hardware, work, shape),
         hardware=_this_hardware(),
+        link_bandwidth=_link_bandwidth(),
     )
     return Provision(memory, planner, plan, name, settings, work, hardware, str(path or ""), tuple(warnings))
 
@@ -257,6 +262,13 @@ def _this_hardware() -> Hardware | None:
         return None if profile is None else measured_hardware(profile)
     except RelumeError:
         return None
+
+
+def _link_bandwidth() -> float | None:
+    """Bytes per second from pinned memory to the GPU, if that was measured on this computer."""
+    profile = load_profile()
+    measured = None if profile is None else profile.host_to_device.value
+    return None if measured is None else measured * 1e9
 
 
 def compute_threads() -> int:
