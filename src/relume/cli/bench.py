@@ -12,6 +12,7 @@ import typer
 from relume.cli.simulate import parts_of, work_of
 from relume.cli.terminal import item_progress, note
 from relume.core import RelumeError
+from relume.machine.threads import numpy_on_one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,12 @@ bench = typer.Typer(
 _LINKS = (8.0, 16.0, 32.0, 64.0)
 
 
+@bench.callback()
+def prepare_process() -> None:
+    """Before numpy is imported."""
+    numpy_on_one_thread()
+
+
 class Vary(enum.StrEnum):
     """What a sensitivity is to."""
 
@@ -37,7 +44,7 @@ class Vary(enum.StrEnum):
     TRACE = "trace"
 
 
-Traces = Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Trace files; relume trace makes one.")]
+Traces = Annotated[list[Path], typer.Argument(help="Trace files; relume trace makes one.")]
 HardwareNames = Annotated[
     str, typer.Option(help="Separated by commas: rtx4090, a100-40, ..., this, or a profile's path.")
 ]

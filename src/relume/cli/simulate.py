@@ -10,6 +10,7 @@ import typer
 
 from relume.cli.terminal import human_bytes, item_progress, note
 from relume.core import RelumeError
+from relume.machine.threads import numpy_on_one_thread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +54,7 @@ def simulate(
     json_output: Annotated[bool, typer.Option("--json", help="End with one JSON document.")] = False,
 ) -> None:
     """Replay a trace: what each strategy would have hit at each budget, next to Belady's bound."""
+    numpy_on_one_thread()
     from relume.machine.hardware import load_hardware
     from relume.simulate.job import simulate as run
     from relume.strategy.budget import ExpertMemory

@@ -91,7 +91,10 @@ def synth(
     requests: Annotated[int, typer.Option(min=1, help="Requests, one after the other.")] = 4,
     blocks: Annotated[int, typer.Option(min=1, help="Blocks that each of them decodes.")] = 6,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="The longest prompt.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of all draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all draws; another seed is another model.")] = 0,
+    skip: Annotated[
+        int, typer.Option(min=0, help="Requests to draw and leave out first: of the same model, for a profile.")
+    ] = 0,
     json_output: AsJson = False,
 ) -> None:
     """Write a trace that behaves like LLaDA2.0-mini's as published, without a model."""
@@ -103,14 +106,16 @@ def synth(
     from relume.trace.file import TraceReader, TraceWriter
     from relume.trace.info import summarise
 
-    config = CalibratedConfig(num_requests=requests, blocks=blocks, prompt_tokens=prompt_tokens)
-    metadata = replace(config.metadata(), work=work_of("llada2-mini"))
+    config = CalibratedConfig(num_requests=skip + requests, blocks=blocks, prompt_tokens=prompt_tokens)
+    # Another seed is another model, whose experts have other habits: no profile of one is of use for the other.
+    metadata = replace(config.metadata(), model=f"calibrated:{seed}", work=work_of("llada2-mini"))
     with item_progress("requests") as progress, TraceWriter(out, metadata) as writer:
         done = 0
         for record in synthesise_trace(config, np.random.default_rng(seed)):
-            writer.write(record)
             begun = record.spans[0].request
-            progress(begun - done, requests)
+            if begun >= skip:
+                writer.write(record)
+            progress(begun - done, config.num_requests)
             done = begun
     summary = summarise(TraceReader(out), config.shape)
     print_targets(summary.to_dict())
@@ -118,7 +123,7 @@ def synth(
         targets = {
             name: {"low": low, "high": high, "source": source} for name, (low, high, source) in TARGETS.items()
         }
-        typer.echo(json.dumps(describe(out, config.metadata(), summary) | {"seed": seed, "targets": targets}))
+        typer.echo(json.dumps(describe(out, metadata, summary) | {"seed": seed, "targets": targets}))
 
 
 @trace.command("profile")

@@ -8,6 +8,7 @@ from torch.version import cuda
 
 from relume.config import PREFILL_TOKENS, ModelConfig, require
 from relume.engine.memory_plan import MIB
+from relume.experts.copies import STAGING_BUFFERS
 from relume.machine.pages import PAGE, whole_pages
 from relume.model.sizes import ModelSizes
 
@@ -81,10 +82,14 @@ def device_parts(config: ModelConfig, sizes: ModelSizes, work: Workload) -> dict
 def host_parts(config: ModelConfig, work: Workload) -> dict[str, int]:
     """Bytes that lie in RAM wherever the model runs, by part."""
     expert = work.stored_expert_bytes(config)
+    pinned = 0
+    if work.on_gpu:
+        slot = work.slot_bytes or config.parameters_per_expert * work.compute_itemsize
+        pinned = STAGING_BUFFERS * whole_pages(slot)
     staged = work.stored_itemsize * max(config.vocab_size, config.dense_size) * config.hidden_size
     return {
-        # Three tensors, none of which starts or ends at a page of the file.
-        "staging": work.reader_threads * (whole_pages(expert) + 3 * 2 * PAGE),
+        # Three tensors, none of which starts or ends at a page of the file; beside a GPU pinned slots as well.
+        "staging": work.reader_threads * (whole_pages(expert) + 3 * 2 * PAGE + pinned),
         "runtime": RUNTIME_BYTES + TOKENIZER_BYTES_PER_ENTRY * config.vocab_size,
         # While weights are loaded, the largest tensor waits for its conversion or transfer.
         "load_peak": staged if work.on_gpu or work.compute_itemsize != work.stored_itemsize else 0,
@@ -114,7 +119,8 @@ def activation_bytes(config: ModelConfig, work: Workload) -> int:
     attention = norm + tokens * (qkv * item + heads * (8 + 5 * item)) + mask
     top_k, size = config.router.top_k, config.expert_size
     pairs = everyone * top_k * (4 * hidden + 32)  # float32 outputs of every (token, expert), and their order
-    busiest = everyone * (hidden * (2 * item + 4) + 4 * size * item)  # an expert that every token uses
+    # An expert that every token uses; a grouped product has the rows of all experts.
+    busiest = everyone * (top_k if work.on_gpu else 1) * (hidden * (2 * item + 4) + 4 * size * item)
     experts = everyone * hidden * 2 * item + pairs + busiest
     feed_forward = norm + tokens * 4 * max(config.dense_size, config.shared_size) * item
     states = 2 * everyone * hidden * item

@@ -149,9 +149,10 @@ class Access:
             memory.loader.submit(load)
 
     def _wait(self) -> None:
-        """Wait for one load and take all that have ended by then."""
+        """Wait for one load and take those that have ended by then."""
         started = time.perf_counter()
-        loads = self._memory.loader.wait(self._finished)
+        loader = self._memory.loader
+        loads = loader.wait(self._finished, loader.copies.batch)
         self._usage.stall_s += time.perf_counter() - started
         for load in loads:
             self._arrived.append(self._in_flight.pop(load.expert))

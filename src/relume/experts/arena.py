@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -24,15 +24,28 @@ class Arena:
 
     A slot's generation grows whenever it is handed out for writing. Whoever computes with a lease whose
     generation is no longer the slot's would read another expert: `views` refuses that.
+
+    Args:
+        num_slots: of the arena.
+        expert_format: of the slots.
+        device: whose memory it is.
+        freed: is told of each slot that is given back, and of its tensors.
     """
 
-    def __init__(self, num_slots: int, expert_format: ExpertFormat, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        expert_format: ExpertFormat,
+        device: torch.device,
+        freed: Callable[[int, Views], object] | None = None,
+    ) -> None:
         self.num_slots = num_slots
         self.format = expert_format
         self.memory = allocate_bytes(num_slots * expert_format.slot_bytes, device)
         self._views = [expert_format.views(slot) for slot in self.memory.view(num_slots, -1)]
         self._generations = [0] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
+        self._freed = freed
 
     @property
     def num_free(self) -> int:
@@ -48,6 +61,8 @@ class Arena:
     def give_back(self, lease: Lease) -> None:
         """The slot is free again; the lease ends."""
         self.check(lease)
+        if self._freed is not None:
+            self._freed(lease.slot, self._views[lease.slot])
         self._generations[lease.slot] += 1
         self._free.append(lease.slot)
 

@@ -12,15 +12,15 @@ from relume.clock.virtual import VirtualClock
 from relume.config import ModelConfig
 from relume.experts.ahead import Ahead
 from relume.experts.arena import Arena
+from relume.experts.copies import copy_lane
 from relume.experts.formats import DenseFormat
-from relume.experts.host import HostExperts, spread
+from relume.experts.host import HostExperts, pin_for, spread
 from relume.experts.lanes import LaneCosts, MachineLanes
 from relume.experts.loader import Loader
 from relume.experts.memory import ExpertMemory
 from relume.experts.packed import PackedExperts, slot_format
 from relume.experts.source import CheckpointExperts, ExpertSource
 from relume.machine.hardware import Hardware
-from relume.machine.memory import pin
 from relume.strategy.placement import Parts, Placement
 from relume.strategy.pool import ResidentPool
 from relume.strategy.use import ExpertShape
@@ -40,6 +40,7 @@ class ExpertSettings:
         num_host: experts that are held in host memory too.
         virtual: lanes of a machine that is simulated, instead of this one's.
         hardware: this machine's figures, to predict its lanes with, if there are any.
+        link_bandwidth: bytes per second from pinned memory to the GPU, if that was measured.
     """
 
     slots: tuple[int, ...] | int
@@ -51,6 +52,7 @@ class ExpertSettings:
     num_host: int = 0
     virtual: VirtualClock | None = None
     hardware: Hardware | None = None
+    link_bandwidth: float | None = None
 
     @property
     def num_slots(self) -> int:
@@ -98,18 +100,26 @@ def build_expert_memory(
         source.fallbacks.append(f"experts are unpacked before every product, which is slower: {slower}")
     if settings.num_host:
         chosen = spread(settings.num_host, shape.num_layers, shape.num_experts)
-        source = HostExperts(source, expert_format, chosen, None if device.type == "cpu" else pin)
+        source = HostExperts(source, expert_format, chosen, pin_for(device))
     # An expert that is resident is never on its way: no more slots than experts.
     num_slots = min(settings.num_slots + settings.num_transit, shape.num_layers * shape.num_experts)
     ahead = settings.num_ahead if settings.virtual is None else 0
     try:
-        arena = Arena(num_slots, expert_format, device)
-        loader = Loader(source, arena, settings.num_readers, ahead > 0)
+        copies = copy_lane(source, expert_format, device)
+        arena = Arena(num_slots, expert_format, device, copies.freed)
+        loader = Loader(source, arena, copies, settings.num_readers, ahead > 0)
     except BaseException:
         source.close()
         raise
     bringing = Ahead(loader, arena, ahead)
-    costs = LaneCosts(settings.hardware, config.parameters_per_expert, dtype.itemsize, expert_format.slot_bytes)
+    costs = LaneCosts(
+        settings.hardware,
+        config.parameters_per_expert,
+        dtype.itemsize,
+        expert_format.slot_bytes,
+        copies.asynchronous,
+        settings.link_bandwidth,
+    )
     lanes = settings.virtual or MachineLanes(bringing, source, costs)
     placement = Placement(ResidentPool(shape, settings.slots), settings.parts, lanes)
-    return ExpertMemory(arena, loader, bringing, placement)
+    return ExpertMemory(arena, loader, bringing, placement, costs)

@@ -73,6 +73,23 @@ class DenseFormat(ExpertFormat):
         super().__init__((((2 * size, hidden), dtype), ((hidden, size), dtype)), dtype.itemsize)
         self._size, self.dtype = size, dtype
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Lengths of the weights' rows: H and I."""
+        return tuple(shape[-1] for _, _, (shape, _) in self._places)
+
+    def stacks(self, memory: torch.Tensor, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The weights of neighbouring slots in place: `[slots, 2I, H]` and `[slots, H, I]`."""
+        values = memory.view(self.dtype)
+        stride = self.slot_bytes // self.dtype.itemsize
+        gate_up, down = (
+            values[begin // self.dtype.itemsize :].as_strided((num_slots, *shape), (stride, shape[1], 1))
+            if num_slots
+            else values.new_empty(0, *shape)
+            for begin, _, (shape, _) in self._places
+        )
+        return gate_up, down
+
     def parts(self, views: Views) -> Views:
         """Gate `[I, H]`, up `[I, H]` and down `[H, I]`, as checkpoints store them."""
         gate_up, down = views

@@ -9,10 +9,15 @@ import torch
 from relume.checkpoint.files import Pause
 from relume.experts.formats import ExpertFormat, Views
 from relume.experts.source import ExpertSource
-from relume.machine.memory import PinError, allocate_bytes
+from relume.machine.memory import PinError, allocate_bytes, pin, unpin
 
 #: Pins memory that is filled; raises `PinError`.
 Pin = Callable[[torch.Tensor], None]
+
+
+def pin_for(device: torch.device) -> Pin | None:
+    """What pins memory for transfers to a device; `None` where there are none."""
+    return None if device.type == "cpu" else pin
 
 
 class HostExperts(ExpertSource):
@@ -38,6 +43,9 @@ class HostExperts(ExpertSource):
         self._held: dict[tuple[int, int], Views] = {
             key: expert_format.views(slot) for key, slot in zip(keys, slots, strict=True)
         }
+        self._slot_bytes = expert_format.slot_bytes
+        self._pinned_memory: torch.Tensor | None = None
+        self._pinned: set[tuple[int, int]] = set()
 
     def prepare(self, progress: Callable[[int], None]) -> None:
         """Read the chosen experts, one at a time, then pin them; `progress` is told of bytes read.
@@ -47,12 +55,7 @@ class HostExperts(ExpertSource):
         for (layer, expert), views in sorted(self._held.items(), key=lambda item: item[0]):
             progress(self._below.read(layer, expert, views))
         if self._pin is not None and self._held:
-            try:
-                self._pin(self._memory)
-            except PinError as error:
-                self.fallbacks.append(
-                    f"experts in host memory are not pinned, so their transfers are slower: {error}"
-                )
+            self._pin_as_many_as_allowed(self._pin)
 
     def read(self, layer: int, expert: int, views: Views, pause: Pause | None = None) -> int:
         """See `ExpertSource.read`; what is held takes no bytes from disk."""
@@ -67,13 +70,43 @@ class HostExperts(ExpertSource):
         """See `ExpertSource.held`."""
         return self._held.get((layer, expert))
 
+    def pinned(self, layer: int, expert: int) -> bool:
+        """See `ExpertSource.pinned`."""
+        return (layer, expert) in self._pinned
+
+    @property
+    def holds_any(self) -> bool:
+        """See `ExpertSource.holds_any`."""
+        return bool(self._held)
+
     def place(self, layer: int, expert: int) -> str:
         """See `ExpertSource.place`."""
         return self._below.place(layer, expert)
 
     def close(self) -> None:
-        """Close what is below."""
+        """Unpin the memory and close what is below."""
+        self._pinned.clear()
+        if self._pinned_memory is not None:
+            unpin(self._pinned_memory)
+            self._pinned_memory = None
         self._below.close()
+
+    def _pin_as_many_as_allowed(self, pin: Pin) -> None:
+        """All of them, or those under the cap; the others stay pageable, which is said."""
+        everything = count = len(self._held)
+        line = ""
+        while count:
+            try:
+                pin(self._memory[: count * self._slot_bytes])
+                break
+            except PinError as error:
+                count = min(count - 1, error.left_bytes // self._slot_bytes)
+                which = f"{everything - count} of {everything} experts" if count else "experts"
+                line = f"{which} in host memory are not pinned, so their transfers are slower: {error}"
+        if count < everything:
+            self.fallbacks.append(line)
+        self._pinned_memory = self._memory[: count * self._slot_bytes]
+        self._pinned.update(list(self._held)[:count])
 
 
 def spread(num_held: int, num_layers: int, num_experts: int) -> list[tuple[int, int]]:

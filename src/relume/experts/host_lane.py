@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from relume.machine.workers import keep_num_threads, one_thread
 
 #: Rows of a layer's outputs, and what belongs there.
 Rows = tuple[torch.Tensor, torch.Tensor]
+Task = Callable[[], list[Rows]]
 
 
 @dataclass
@@ -30,44 +32,65 @@ class HostResults:
 
 
 class HostLane:
-    """A thread of its own, started when it is first needed."""
+    """Threads of its own, started when they are first needed; each computes alone.
 
-    def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
+    Args:
+        num_threads: one where the device is the processor itself; beside a GPU as many as there are cores.
+    """
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self.num_threads = num_threads
+        self._threads: ThreadPoolExecutor | None = None
 
     @contextmanager
-    def computing(self, tasks: Sequence[Callable[[], list[Rows]]]) -> Iterator[HostResults]:
-        """Within this context the tasks are computed one after the other; at its end they have all been.
+    def computing(self, tasks: Sequence[Task]) -> Iterator[HostResults]:
+        """Within this context the tasks are computed; at its end they have all been.
 
         Raises:
-            Exception: that of the first task that failed.
+            Exception: that of a task that failed.
         """
         results = HostResults()
         if not tasks:
             yield results
             return
-        running = self._start(tasks, results)
+        started = time.perf_counter()
+        running = self._start(tasks)
         try:
             yield results
         finally:
-            running.result()
+            wait(running)  # for all, whatever comes of one
+            ended = [future.result() for future in running]
+        found = dict(pair for share, _ in ended for pair in share)
+        results.rows = [row for index in range(len(tasks)) for row in found[index]]
+        results.seconds = max(end for _, end in ended) - started
 
     def close(self) -> None:
-        """End the thread."""
-        if self._thread is not None:
-            self._thread.shutdown()
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
 
-    def _start(self, tasks: Sequence[Callable[[], list[Rows]]], results: HostResults) -> Future[None]:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="relume-host")
-            self._thread.submit(torch.set_num_threads, 1).result()
+    def _start(self, tasks: Sequence[Task]) -> list[Future[_Share]]:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.num_threads, thread_name_prefix="relume-host")
+            together = threading.Barrier(self.num_threads)  # so that each of them is a thread of its own
+            for begun in [self._threads.submit(_begin, together) for _ in range(self.num_threads)]:
+                begun.result()
             keep_num_threads()
-        return self._thread.submit(_compute, tasks, results)
+        queue = iter(list(enumerate(tasks)))
+        return [self._threads.submit(_compute, queue) for _ in range(min(self.num_threads, len(tasks)))]
 
 
-def _compute(tasks: Sequence[Callable[[], list[Rows]]], results: HostResults) -> None:
-    started = time.perf_counter()
+#: What one thread computed, by the tasks' indices, and when it ended.
+_Share = tuple[list[tuple[int, list[Rows]]], float]
+
+
+def _begin(together: threading.Barrier) -> None:
+    torch.set_num_threads(1)
+    together.wait()
+
+
+def _compute(queue: Iterator[tuple[int, Task]]) -> _Share:
     with one_thread(), torch.inference_mode():
-        for task in tasks:
-            results.rows += task()
-    results.seconds = time.perf_counter() - started
+        # A list's iterator gives each entry once, whoever asks.
+        found = [(index, task()) for index, task in queue]
+    return found, time.perf_counter()

@@ -16,32 +16,59 @@ from relume.strategy.use import LayerUse
 
 #: Weight of the latest layer in what a lane is taken to cost.
 _LATEST = 0.1
+#: Bytes per second that are assumed until a GPU has been seen at work: a link of 16 lanes of PCIe 3, the memory of
+#: a small card, and what a few cores read.
+_LINK_BANDWIDTH, _GPU_BANDWIDTH, _HOST_BANDWIDTH = 12e9, 300e9, 20e9
 
 
 class LaneCosts:
     """Predicted seconds of each lane, scaled by what came of earlier predictions.
 
+    Without a GPU the processor is device and host, and the disk is the link. With one the processor is the host;
+    what the GPU and its link take is assumed, or known of the link, until they have been seen at work.
+
     Args:
-        hardware: the first prediction; `None` where nothing was measured, then all lanes are alike.
+        processor: this computer as it was measured; `None` if it was not, then all lanes are alike without a GPU.
         parameters, itemsize: of an expert's weights.
         slot_bytes: of an expert in a slot.
+        on_gpu: whether slots are on a GPU.
+        link_bandwidth: bytes per second from pinned memory to the GPU, if that was measured.
     """
 
-    def __init__(self, hardware: Hardware | None, parameters: int, itemsize: int, slot_bytes: int) -> None:
-        self._hardware = hardware
+    def __init__(
+        self,
+        processor: Hardware | None,
+        parameters: int,
+        itemsize: int,
+        slot_bytes: int,
+        on_gpu: bool = False,
+        link_bandwidth: float | None = None,
+    ) -> None:
+        self._processor = processor
         self._parameters, self._itemsize = parameters, itemsize
-        self._transfer_s = 1.0 if hardware is None else hardware.disk_s(slot_bytes)
+        disk_s = 1.0 if processor is None else processor.disk_s(slot_bytes)
+        self._flat: dict[str, float] = {}  # seconds of an expert where they do not depend on its tokens
+        if on_gpu:
+            self._transfer_s = slot_bytes / (link_bandwidth or _LINK_BANDWIDTH)
+            self._disk_s = 0.0 if processor is None else disk_s
+            self._flat["device"] = slot_bytes / _GPU_BANDWIDTH
+            if processor is None:
+                self._flat["host"] = slot_bytes / _HOST_BANDWIDTH
+        else:
+            self._transfer_s, self._disk_s = disk_s, 0.0
+            if processor is None:
+                self._flat = {"device": 1.0, "host": 1.0}
         self.scales = {"transfer": 1.0, "device": 1.0, "host": 1.0}
 
     def kernel_s(self, counts: np.ndarray, lane: str) -> np.ndarray:
         """`[n]` for experts of so many tokens on the `device` or the `host` lane."""
-        if self._hardware is None:
-            return np.full(len(counts), self.scales[lane])
-        return self.scales[lane] * self._hardware.device_kernel_s(counts, self._parameters, self._itemsize)
+        if self._processor is None or lane in self._flat:
+            return np.full(len(counts), self.scales[lane] * self._flat[lane])
+        return self.scales[lane] * self._processor.device_kernel_s(counts, self._parameters, self._itemsize)
 
-    def transfer_s(self) -> float:
-        """For one expert."""
-        return self.scales["transfer"] * self._transfer_s
+    def transfer_s(self, held: bool = True) -> float:
+        """For one expert; beside a GPU it takes longer if it is not `held` in host memory."""
+        return self.scales["transfer"] * self._transfer_s + (0.0 if held else self._disk_s)
 
     def learn(self, lane: str, predicted_s: float, measured_s: float) -> None:
         """A lane took `measured_s` for what was predicted to take `predicted_s`."""
@@ -80,7 +107,7 @@ class MachineLanes:
         return DispatchCase(
             counts=counts[misses],
             reuse=reuse,
-            transfer_s=np.full(len(misses), self.costs.transfer_s()),
+            transfer_s=np.where(held, self.costs.transfer_s(), self.costs.transfer_s(held=False)),
             device_s=self.costs.kernel_s(counts[misses], "device"),
             host_s=np.where(held, self.costs.kernel_s(counts[misses], "host"), np.inf),
             resident_s=float(self.costs.kernel_s(counts[hits], "device").sum()),

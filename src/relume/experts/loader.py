@@ -15,6 +15,7 @@ import torch
 from relume.config import require
 from relume.core import RelumeError
 from relume.experts.arena import Arena, Lease
+from relume.experts.copies import CopyLane
 from relume.experts.source import ExpertSource
 from relume.machine.workers import keep_num_threads, one_thread
 
@@ -60,6 +61,7 @@ class Loader:
     Args:
         source: where experts come from; also an attribute.
         arena: where they go.
+        copies: puts them there; also an attribute.
         num_threads: reads in flight.
         ahead: whether experts are brought ahead.
 
@@ -67,8 +69,11 @@ class Loader:
         patience_s: without an arrival for so long, whoever waits is told what is stuck.
     """
 
-    def __init__(self, source: ExpertSource, arena: Arena, num_threads: int, ahead: bool = False) -> None:
+    def __init__(
+        self, source: ExpertSource, arena: Arena, copies: CopyLane, num_threads: int, ahead: bool = False
+    ) -> None:
         self.source = source
+        self.copies = copies
         self.patience_s = PATIENCE_S
         self.num_threads = num_threads
         self._arena = arena
@@ -94,9 +99,17 @@ class Loader:
             raise
 
     def submit(self, load: Load) -> None:
-        """Queue a load; it ends up in its `finished`, with an error if it failed."""
+        """Queue a load, or begin a copy that needs no thread.
+
+        It ends up in its `finished`, with an error if it failed.
+        """
+        require(not self._closed, "the engine was closed: load the model again")
+        began = time.perf_counter()
+        if self.copies.start(load.layer, load.expert, load.lease.slot, self._arena.views(load.lease)):
+            load.began, load.ended = began, time.perf_counter()
+            load.finished.put(load)
+            return
         with self._lock:
-            require(not self._closed, "the engine was closed: load the model again")
             self._queue.append(load)
             self._changed.notify()
 
@@ -125,8 +138,8 @@ class Loader:
             else:
                 self._calm.notify()
 
-    def wait(self, finished: SimpleQueue[Load]) -> list[Load]:
-        """Wait for one load to end, and take all that have ended by then.
+    def wait(self, finished: SimpleQueue[Load], most: int | None = None) -> list[Load]:
+        """Wait for one load to end, and take all that have ended by then, or the first `most`.
 
         Raises:
             RelumeError: none did for `patience_s`; names what is being read for longest.
@@ -136,7 +149,7 @@ class Loader:
         except Empty:
             raise RelumeError(self._overdue()) from None
         with suppress(Empty):
-            while True:
+            while most is None or len(loads) < most:
                 loads.append(finished.get_nowait())
         return loads
 
@@ -165,6 +178,10 @@ class Loader:
             return
         for thread in self._threads:
             thread.join()
+        self._release()
+
+    def _release(self) -> None:
+        self.copies.close()  # which may still be copying from what the source holds
         self.source.close()
 
     def _overdue(self) -> str:
@@ -222,7 +239,7 @@ class Loader:
                         self._idle.notify_all()
                     gone = was_last and self._closed  # `close` did not wait
                 if gone:
-                    self.source.close()
+                    self._release()
                 del load
 
     def _read(self, load: Load) -> None:
@@ -234,7 +251,9 @@ class Loader:
                 raise AbandonedError
 
         try:
-            views = self._arena.views(load.lease)
-            load.bytes_from_disk = self.source.read(load.layer, load.expert, views, pause if load.ahead else None)
+            views, ahead = self._arena.views(load.lease), load.ahead
+            load.bytes_from_disk = self.copies.fill(
+                load.layer, load.expert, load.lease.slot, views, pause if ahead else None, ahead
+            )
         except Exception as error:
             load.error = error

@@ -11,6 +11,7 @@ from relume.core import SpanInput, SpanSignals
 from relume.experts.access import Access
 from relume.experts.ahead import Ahead
 from relume.experts.arena import Arena, Lease
+from relume.experts.lanes import LaneCosts
 from relume.experts.loader import Load, Loader
 from relume.experts.usage import ExpertUsage
 from relume.strategy.lanes import Key
@@ -30,13 +31,15 @@ class ExpertMemory:
         loader: fills slots.
         ahead: what is brought before anything asks for it.
         placement: which experts are resident, and where the others are computed.
+        costs: of the lanes, which learn from what is measured.
     """
 
-    def __init__(self, arena: Arena, loader: Loader, ahead: Ahead, placement: Placement) -> None:
+    def __init__(self, arena: Arena, loader: Loader, ahead: Ahead, placement: Placement, costs: LaneCosts) -> None:
         self.arena = arena
         self.loader = loader
         self.ahead = ahead
         self.placement = placement
+        self.costs = costs
         self.leases: dict[Key, Lease] = {}
         self._settled = True
         self._stuck: list[Load] = []  # given up, but still being written: their slots are nobody's
@@ -94,6 +97,7 @@ class ExpertMemory:
         """
         self._settled = False
         self._stuck = self.loader.halt()
+        self.loader.copies.settle()
         self.ahead.forget()
         self.arena.reclaim([*self.leases.values(), *(load.lease for load in self._stuck)])
         self.pool.restore(self.leases)

@@ -45,6 +45,16 @@ class ExpertSource(ABC):
         del layer, expert
         return None
 
+    def pinned(self, layer: int, expert: int) -> bool:
+        """Whether a GPU can copy it from where it is held while nobody waits."""
+        del layer, expert
+        return False
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether `held` may find something."""
+        return False
+
     @abstractmethod
     def place(self, layer: int, expert: int) -> str:
         """Where an expert is read from: the file and the byte, for messages."""

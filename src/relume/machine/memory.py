@@ -23,11 +23,22 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+#: What plain `RuntimeError`s say: torch's CPU allocator, threading, and CUDA outside torch's allocator.
+_OUT_OF_MEMORY = (
+    "allocate memory",
+    "can't start new thread",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; torch's CPU allocator and threading say so in plain `RuntimeError`s."""
+    """Whether an allocation failed, in RAM or on a GPU."""
+    if isinstance(error, PinError):
+        return False
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return any(text in str(error) for text in ("allocate memory", "can't start new thread"))
+    return any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def allocate_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:
@@ -46,15 +57,41 @@ def allocate_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:
 
 
 class PinError(RuntimeError):
-    """Memory that cannot be pinned: no lack of device memory, whatever the driver calls it."""
+    """Memory that cannot be pinned: no lack of device memory, whatever the driver calls it.
+
+    Attributes:
+        left_bytes: that may still be pinned, if the cap was the reason; else 0.
+    """
+
+    def __init__(self, text: str, left_bytes: int = 0) -> None:
+        super().__init__(text)
+        self.left_bytes = left_bytes
+
+
+#: Bytes that this process has pinned, by address.
+_pinned: dict[int, int] = {}
 
 
 def pin(memory: torch.Tensor) -> None:
-    """Pin host memory that is there and filled, at most `Limits.pin_cap_bytes`. Raises `PinError`."""
+    """Pin host memory that is there and filled, `Limits.pin_cap_bytes` in all until `unpin`. Raises `PinError`."""
     cap = find_limits(with_gpus=False).pin_cap_bytes
-    if memory.numel() > cap:
-        wanted = memory.numel() / 2**30
-        raise PinError(f"at most half of RAM is pinned, {cap / 2**30:.1f} GiB, and these are {wanted:.1f}")
+    others = sum(_pinned.values())
+    if memory.numel() > cap - others:
+        text = f"at most half of RAM is pinned, {cap / 2**30:.1f} GiB, and these are {memory.numel() / 2**30:.1f}"
+        text += f" besides {others / 2**30:.1f} that are pinned" if others else ""
+        raise PinError(text, max(0, cap - others))
     code = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
     if int(code) != 0:
         raise PinError(f"the driver refused to pin {memory.numel() / 2**30:.1f} GiB (code {int(code)})")
+    _pinned[memory.data_ptr()] = memory.numel()
+
+
+def unpin(memory: torch.Tensor) -> None:
+    """Undo `pin`, before the memory is given back; nothing if it is not pinned."""
+    if _pinned.pop(memory.data_ptr(), None) is not None:
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A small tensor in pinned memory, which torch keeps for the next one once its transfer has ended."""
+    return tensor.pin_memory()

@@ -13,6 +13,7 @@ from relume.config import ModelConfig
 from relume.core import Progress, RelumeError
 from relume.experts.build import ExpertSettings, build_expert_memory
 from relume.experts.executor import ExpertExecutor
+from relume.experts.grouped import grouped_for
 from relume.experts.host_lane import HostLane
 from relume.experts.memory import ExpertMemory
 from relume.machine.memory import is_out_of_memory
@@ -101,8 +102,9 @@ def load_model(
         ) from None
     finally:
         reader.close()
-    host = HostLane()
-    executor = ExpertExecutor(memory, config.router.num_experts, config.num_dense_layers, workers, host)
+    host = HostLane(1 if device.type == "cpu" else num_threads)
+    grouped = grouped_for(memory.arena, dtype, device, memory.loader.source.fallbacks)
+    executor = ExpertExecutor(memory, config.router.num_experts, config.num_dense_layers, workers, host, grouped)
     transformer = Transformer(config, weights, executor, workers, exact_batches)
     return LoadedModel(transformer, memory, workers, host, read)
 

@@ -102,7 +102,8 @@ def make_matrix(
     Raises:
         RelumeError: the trace or the profile cannot be used, or a strategy or budget makes no sense for it.
     """
-    shape = TraceReader(setting.path).metadata.shape
+    metadata = TraceReader(setting.path).metadata
+    shape = metadata.shape
     names = [name for name in dict.fromkeys(strategies) if name != BOUND]
     everything = [name for name in names if Strategy.parse(name).retention == "full"]
     names = [name for name in names if name not in everything] + ([BOUND] if bound else [])
@@ -117,6 +118,10 @@ def make_matrix(
     for job in jobs:
         if job.strategy != BOUND:
             Run(setting, job, shape, found, None)  # refuse what makes no sense before the long work
+    if found is not None and found.model not in {"", metadata.model}:
+        notes.append(
+            f"{setting.profile}: the profile is of {found.model}, {setting.path} a trace of {metadata.model}"
+        )
     return Matrix(setting, tuple(jobs), tuple(dict.fromkeys(note for note in notes if note)))
 
 
@@ -125,7 +130,8 @@ def _too_much(hardware: Hardware | None, slots: int | tuple[int, ...], expert_by
     needed = expert_bytes * (slots if isinstance(slots, int) else sum(slots))
     if hardware is None or hardware.link_is_disk or needed <= hardware.si("device.memory"):
         return None
+    name = hardware.name.partition(":")[0]  # of all that differ in a constant
     return (
-        f"experts of {text} take {needed / 2**30:.1f} GiB, more than {hardware.name} has: its times are what they "
-        "would be with more memory"
+        f"experts of {text} take {needed / 2**30:.1f} GiB, more than {name} has: its times are what they would be "
+        "with more memory"
     )
