@@ -41,7 +41,7 @@ def require_drawing(path: Path) -> None:
 def draw_budgets(groups: Sequence[Group], path: Path) -> None:
     """Draw two panels for each trace and machine, one below the other: TPOT, and hit rate.
 
-    Full residency's TPOT and the hit rate of Belady's bound are dashed.
+    Full residency's TPOT is dashed, the hit rate of Belady's bound is dotted.
 
     Raises:
         RelumeError: matplotlib is missing, or the file cannot be written.
@@ -71,6 +71,8 @@ def _draw_times(axes: Axes, group: Group) -> None:
     if group.full is not None and group.full.tpot_ms is not None:
         axes.axhline(group.full.tpot_ms, color="black", linestyle="--", label="full residency")
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_ylabel("TPOT, ms")
     _finish(axes, group)
 
@@ -93,7 +95,7 @@ def _line(axes: Axes, group: Group, name: str, slots: list[float], values: list[
     points = sorted(zip(slots, values, strict=True))
     x, y = [slot for slot, _ in points], [value for _, value in points]
     if name == BOUND:
-        axes.plot(x, y, color="black", linestyle="--", label=f"{BOUND}, the bound")
+        axes.plot(x, y, color="black", linestyle=":", label=f"{BOUND}, the bound")
     elif name in _OURS:
         axes.plot(x, y, color=_OURS[name], linewidth=2.5, marker="o", label=name, zorder=3)
     else:
