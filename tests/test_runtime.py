@@ -70,7 +70,7 @@ def test_an_engine_that_held_everything_goes_on_with_a_strategy_that_replaces(fo
         engine.resize_experts("50%")
         less = engine.generate(input_ids=PROMPT, **OPTIONS)
         assert less.token_ids == full.token_ids
-        assert less.statistics.strategy == "foresight" and less.statistics.evictions > 0
+        assert less.statistics.strategy == "foresight:prefetch=none" and less.statistics.evictions > 0
         assert less.statistics.expert_memory_bytes == full.statistics.expert_memory_bytes // 2
         with pytest.raises(RelumeError, match="no amount"):
             engine.resize_experts("much")

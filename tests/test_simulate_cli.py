@@ -32,6 +32,7 @@ ROW_KEYS = {
     "evictions",
     "prefetch_useful",
     "prefetch_wasted",
+    "prefetch_stopped",
     "tpot_ms",
     "seconds",
     "hardware",

@@ -19,6 +19,7 @@ from relume.clock.virtual import VirtualClock
 from relume.core import Phase
 from relume.machine.hardware import load_hardware
 from relume.machine.work import WorkShape
+from relume.simulate.job import simulate
 from relume.simulate.replay import foresee, replay
 from relume.strategy.budget import uniform
 from relume.strategy.foresight.need import NeedModel
@@ -43,6 +44,7 @@ from relume.strategy.use import ExpertShape, LayerUse
 from relume.synth.shapes import make_shape
 from relume.trace.calibrated import CalibratedConfig, synthesise_trace
 from relume.trace.file import TraceReader
+from relume.trace.info import summarise
 from relume.trace.profile import (
     PROFILE_NAME,
     cached_profile,
@@ -161,6 +163,28 @@ def test_statistics_survive_a_file_and_forget_rare_tokens(tmp_path: Path, monkey
     for name, array in statistics.to_arrays().items():
         assert np.array_equal(loaded.to_arrays()[name], array), name
     assert loaded.rows(np.array([1, 2, 1000, 3])).tolist() == statistics.rows(np.array([1, 2, 1000, 3])).tolist()
+
+
+def test_every_new_token_of_a_forward_gets_a_row() -> None:
+    statistics = TokenStatistics(SHAPE)
+    tokens = np.arange(100, 120)
+    span = make_span(20, Phase.PREFILL, token_ids=tokens, masked=np.zeros(20, dtype=bool))
+    statistics.take(span, np.tile([[[0, 1]]], (1, 20, 1)))
+    assert len(set(statistics.rows(tokens).tolist())) == 20 and (statistics.rows(tokens) >= 0).all()
+    assert statistics.uses.sum() == 20
+
+
+def test_a_recorded_run_is_repeated_with_its_profile(tmp_path: Path) -> None:
+    """Which `relume simulate` finds by itself."""
+    options: dict[str, Any] = {"strategy": "foresight", "expert_memory": "10", "hardware": "rtx4090"}
+    with Engine.load("demo", **options) as engine, engine.record(tmp_path / "trace"):
+        engine.generate(messages=[{"role": "user", "content": "What is 23 + 58?"}])
+    row = simulate(tmp_path / "trace", [], [], lambda _done, _total: None).rows[0]
+    reader = TraceReader(tmp_path / "trace")
+    summary = summarise(reader, reader.metadata.shape)
+    assert row.hit_rate == pytest.approx(summary.hit_rate, abs=1e-12) and row.strategy == "foresight"
+    with pytest.raises(RelumeError, match="leave --host-memory out"):
+        Engine.load("demo", host_memory="10%", **options)
 
 
 def test_what_was_learned_in_parts_is_what_is_learned_at_once() -> None:

@@ -71,6 +71,7 @@ class Provision:
         work: sizes that take time.
         hardware: that is simulated, if any.
         profile: path of the model's profile; empty if there is none.
+        habits: what is in it.
         warnings: one line each.
     """
 
@@ -82,6 +83,7 @@ class Provision:
     work: WorkShape
     hardware: Hardware | None
     profile: str
+    habits: Profile | None
     warnings: tuple[str, ...]
 
 
@@ -171,8 +173,12 @@ def provision(
     hardware = None if engine.hardware is None else load_hardware(engine.hardware)
     if hardware is not None:
         require(engine.device == "cpu", "simulated hardware decodes on the CPU: leave --device out")
-        if engine.host_memory is None and not hardware.link_is_disk:
-            engine = replace(engine, host_memory="100%")  # where the host lane computes
+        if not hardware.link_is_disk:  # where the host lane computes
+            require(
+                engine.host_memory in {None, "100%"},
+                f"--hardware {engine.hardware} computes in host memory whatever it holds: leave --host-memory out",
+            )
+            engine = replace(engine, host_memory="100%")
     memory = find_memory_for(engine.device, engine.memory)
     shape = expert_shape(config)
     everything = shape.num_layers * shape.num_experts
@@ -230,7 +236,18 @@ def provision(
         hardware=_this_hardware(),
         link_bandwidth=_link_bandwidth(),
     )
-    return Provision(memory, planner, plan, name, settings, work, hardware, str(path or ""), tuple(warnings))
+    return Provision(
+        memory,
+        planner,
+        plan,
+        name,
+        settings,
+        work,
+        hardware,
+        "" if path is None else str(path.resolve()),
+        profile,
+        tuple(warnings),
+    )
 
 
 def _find_profile(

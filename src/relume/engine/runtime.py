@@ -19,7 +19,8 @@ from relume.machine.memory import is_out_of_memory
 from relume.model.batch import Segment
 from relume.model.kv_cache import KVCache
 from relume.model.loading import LoadedModel
-from relume.strategy.budget import ExpertMemory, uniform
+from relume.strategy.budget import ExpertMemory
+from relume.strategy.layer_budgets import BUDGETS
 from relume.strategy.placement import Placement
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.retention.full import Full
@@ -115,10 +116,13 @@ class Runtime:
             placement = memory.placement
             if isinstance(placement.retention, Full) and total < shape.num_layers * shape.num_experts:
                 # All experts alike: nothing would ever be replaced.
-                parts = Strategy.parse(DEFAULT_STRATEGY).make(RetentionContext(shape, total))
+                # Nothing was made ready to be brought ahead.
+                self.strategy = f"{DEFAULT_STRATEGY}:prefetch=none"
+                context = RetentionContext(shape, total, self._provision.habits)
+                parts = Strategy.parse(self.strategy).make(context)
                 memory.placement = Placement(placement.pool, parts, placement.lanes)
-                self.strategy = DEFAULT_STRATEGY
-            memory.resize(total if memory.pool.shared else uniform(total, shape))
+            budget = BUDGETS[Strategy.parse(self.strategy).budget]
+            memory.resize(total if memory.pool.shared else budget(total, shape, self._provision.habits))
 
     @contextmanager
     def recording(self, recorder: Recorder) -> Iterator[None]:

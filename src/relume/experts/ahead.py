@@ -28,11 +28,12 @@ class Ahead:
         self._arena = arena
         self._num_slots = num_slots
         self._wanted: list[Key] = []
+        self._order: list[Key] = []  # of urgency
         self._finished: SimpleQueue[Load] = SimpleQueue()  # whoever looks, looks at the loads
 
     def order(self, keys: Sequence[Key]) -> None:
         """Bring these, the first one first; as many as there are slots for now, the others as slots come free."""
-        self._wanted = list(keys)
+        self._wanted, self._order = list(keys), list(keys)
         queued = [self.loads[key] for key in keys if key in self.loads]
         for load in self._loader.bring_ahead(queued):
             self._drop(load)
@@ -70,7 +71,9 @@ class Ahead:
                 self.loads[key] = Load(layer, expert, self._arena.take(), self._finished, ahead=True)
                 fresh.append(self.loads[key])
         if fresh:
+            place = {key: index for index, key in enumerate(self._order)}
             waiting = [load for load in self.loads.values() if not load.began]
+            waiting.sort(key=lambda load: place.get((load.layer, load.expert), -1))
             self._loader.bring_ahead(waiting)
 
     def _drop(self, load: Load) -> None:

@@ -71,10 +71,16 @@ class HostLane:
 
     def _start(self, tasks: Sequence[Task]) -> list[Future[_Share]]:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self.num_threads, thread_name_prefix="relume-host")
+            threads = ThreadPoolExecutor(self.num_threads, thread_name_prefix="relume-host")
             together = threading.Barrier(self.num_threads)  # so that each of them is a thread of its own
-            for begun in [self._threads.submit(_begin, together) for _ in range(self.num_threads)]:
-                begun.result()
+            try:
+                for begun in [threads.submit(_begin, together) for _ in range(self.num_threads)]:
+                    begun.result()
+            except BaseException:
+                together.abort()
+                threads.shutdown(wait=False)
+                raise
+            self._threads = threads
             keep_num_threads()
         queue = iter(list(enumerate(tasks)))
         return [self._threads.submit(_compute, queue) for _ in range(min(self.num_threads, len(tasks)))]

@@ -101,6 +101,7 @@ class ExpertMemory:
         self.ahead.forget()
         self.arena.reclaim([*self.leases.values(), *(load.lease for load in self._stuck)])
         self.pool.restore(self.leases)
+        self.placement.monitor.forget_but(self.leases)
         self._settled = True
 
     def check_integrity(self) -> None:

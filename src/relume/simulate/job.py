@@ -72,10 +72,11 @@ def simulate(
     as_recorded = not strategies and not memories and layer_slots is None
     # Another clock than the recorded one decides anew.
     repeats = as_recorded and hardware is None
+    if as_recorded and metadata.profile:
+        profile = profile or Path(metadata.profile)
     setting = setting_of(reader, profile, shared or (as_recorded and metadata.shared), work, repeats)
     budgets: Budgets
     if as_recorded:
-        profile = profile or (Path(metadata.profile) if metadata.profile else None)
         strategies, budgets = [metadata.strategy], {RECORDED: _recorded(metadata)}
     elif layer_slots is not None:
         budgets = {layer_slots: tuple(explicit(layer_slots, shape))}

@@ -40,6 +40,7 @@ class SimulationRow:
         hosted: share of the misses that were computed where they lie.
         evictions: experts that left.
         prefetch_useful, prefetch_wasted: experts that were brought unasked and hit, or not.
+        prefetch_stopped: too many were wasted, and prefetching was turned off.
         tpot_ms: milliseconds per token; `None` where no hardware was named.
         seconds: of the whole trace, and for how many of them each lane was busy; `stall` is the device's waiting.
         hardware: that was simulated.
@@ -59,6 +60,7 @@ class SimulationRow:
     evictions: int
     prefetch_useful: int
     prefetch_wasted: int
+    prefetch_stopped: bool
     tpot_ms: float | None = None
     seconds: dict[str, float] | None = None
     hardware: str | None = None
@@ -177,5 +179,6 @@ class Run:
             evictions=result.evictions,
             prefetch_useful=result.useful,
             prefetch_wasted=result.wasted,
+            prefetch_stopped=result.prefetch_stopped,
             **timed,
         )

@@ -20,6 +20,8 @@ NUM_BINS = 10
 #: What the table of tokens may take.
 MAX_TABLE_BYTES = 32 * 2**20
 _UNKNOWN = -1
+#: Requests whose last iteration is kept.
+_MAX_REQUESTS = 64
 
 
 def mask_distances(masked: np.ndarray) -> np.ndarray:
@@ -131,26 +133,35 @@ class TokenStatistics:
             self._take_iteration(span, expert_ids, distances)
         if not len(span.next_token_ids):
             self._latest.pop(span.request, None)
+        elif len(self._latest) > _MAX_REQUESTS:  # a cancelled request never ends: the longest unseen is forgotten
+            self._latest.pop(next(iter(self._latest)))
 
     def _take_tokens(self, token_ids: np.ndarray, expert_ids: np.ndarray) -> None:
         layers = np.arange(self.shape.num_layers)[:, None, None]
         self.all_uses += len(token_ids)
         np.add.at(self.all_experts, (layers, expert_ids), 1)
-        for token in np.unique(token_ids[self.rows(token_ids) < 0]).tolist():
-            self._add_row(token)
         rows = self.rows(token_ids)
-        here = rows >= 0  # those that another new token has just displaced are not
+        self._add_rows(np.unique(token_ids[rows < 0]), rows[rows >= 0])
+        rows = self.rows(token_ids)
+        here = rows >= 0  # more new tokens than rows have none
         np.add.at(self.uses, rows[here], 1)
         np.add.at(self.experts, (layers, rows[here][:, None], expert_ids[:, here]), 1)
 
-    def _add_row(self, token: int) -> None:
-        """Give a token the row that has been used least."""
-        row = int(self.uses.argmin())
-        if self.tokens[row] != _UNKNOWN:
-            self._row_of[self.tokens[row]] = _UNKNOWN
-        self.uses[row] = 0
-        self.experts[:, row] = 0
-        self._name_row(row, token)
+    def _add_rows(self, tokens: np.ndarray, in_use: np.ndarray) -> None:
+        """Give new tokens the rows that have been used least, none of those `in_use`."""
+        if not len(tokens):
+            return
+        uses = self.uses.copy()
+        uses[in_use] = np.inf
+        order = uses.argsort(kind="stable")[: len(tokens)]
+        for row, token in zip(order.tolist(), tokens.tolist(), strict=False):
+            if np.isinf(uses[row]):
+                return
+            if self.tokens[row] != _UNKNOWN:
+                self._row_of[self.tokens[row]] = _UNKNOWN
+            self.uses[row] = 0
+            self.experts[:, row] = 0
+            self._name_row(row, token)
 
     def _name_row(self, row: int, token: int) -> None:
         if token >= len(self._row_of):
@@ -161,6 +172,7 @@ class TokenStatistics:
 
     def _take_iteration(self, span: SpanSignals, expert_ids: np.ndarray, distances: np.ndarray) -> None:
         masked, before = span.masked, self.latest(span.request, span.start)
+        self._latest.pop(span.request, None)  # the latest one comes last
         self._latest[span.request] = Decoded(span, expert_ids)
         if before is None:
             np.add.at(self.opened, distances[masked], 1)

@@ -46,6 +46,10 @@ class PrefetchMonitor:
         self._recent[1] += count
         self._judge()
 
+    def forget_but(self, keys: Iterable[Key]) -> None:
+        """Only these are still there; what else was brought has got lost, neither used nor wasted."""
+        self._open.intersection_update(keys)
+
     def _close(self, keys: Iterable[Key]) -> int:
         if not self._open:
             return 0

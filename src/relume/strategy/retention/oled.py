@@ -13,6 +13,9 @@ from relume.strategy.retention.base import Retention
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.use import LayerUse, span_slices
 
+#: Requests whose last confidences are kept.
+_MAX_REQUESTS = 64
+
 
 class Oled(Retention):
     """Ranks by `p <- decay * p + sum_i phi(c_i) * w_i^gamma` over the voting tokens i that chose an expert.
@@ -66,6 +69,8 @@ class Oled(Retention):
                 self._confidences[span.request] = span.start, span.confidences
             else:
                 self._confidences.pop(span.request, None)
+        while len(self._confidences) > _MAX_REQUESTS:  # a cancelled request never ends
+            self._confidences.pop(next(iter(self._confidences)))
         for use in self._uses.values():
             self._rank(use, factors)
         if any(span.next_start != span.start for span in spans):
