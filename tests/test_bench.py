@@ -123,7 +123,8 @@ def test_the_paper_s_comparisons() -> None:
         "preload_bytes": 0,
         "hosted": 0.0,
     }
-    nothing |= {"evictions": 0, "prefetch_useful": 0, "prefetch_wasted": 0, "hit_rate": 0.5}
+    nothing |= {"evictions": 0, "prefetch_useful": 0, "prefetch_wasted": 0}
+    nothing |= {"prefetch_stopped": False, "hit_rate": 0.5}
 
     def row(strategy: str, slots: int, tpot_ms: float | None, utilisation: float) -> SimulationRow:
         return SimulationRow(
