@@ -30,20 +30,6 @@ _SPAN_ARRAYS = {
 #: Of each MoE layer: tokens * k values in a row, and sets of experts.
 _EXPERT_SETS = ("misses", "hosted", "arrived")
 _LAYER_ARRAYS = {"expert_ids": pa.uint16(), "weights": pa.float32()} | dict.fromkeys(_EXPERT_SETS, pa.uint16())
-_SCALARS = {"request": pa.int64(), "start": pa.int64(), "block_length": pa.int64(), "next_start": pa.int64()}
-_SPAN_ARRAYS = {
-    "token_ids": pa.int64(),
-    "masked": pa.bool_(),
-    "candidates": pa.int64(),
-    "confidences": pa.float32(),
-    "committed": pa.bool_(),
-    "edited": pa.bool_(),
-    "next_token_ids": pa.int64(),
-}
-#: Of each MoE layer: tokens * k values in a row, and sets of experts.
-_LAYER_ARRAYS = {"expert_ids": pa.uint16(), "weights": pa.float32(), "misses": pa.uint16()} | dict.fromkeys(
-    ("hosted", "arrived"), pa.uint16()
-)
 _SCALARS = {"bytes_loaded": pa.int64(), "wall_s": pa.float64(), "compute_s": pa.float64(), "stall_s": pa.float64()}
 
 SCHEMA = pa.schema(

@@ -5,7 +5,7 @@ The same counts are gathered from a trace beforehand and go on growing while an 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Self
 
 import numpy as np
@@ -222,11 +222,3 @@ class TokenStatistics:
             made._name_row(row, token)
         made.mask_token = int(arrays["mask_token"])
         return made
-
-
-def gather(shape: ExpertShape, forwards: Sequence[tuple[SpanSignals, np.ndarray]]) -> TokenStatistics:
-    """Statistics of forwards in order, each a request's signals and `[layers, tokens, k]` expert ids."""
-    statistics = TokenStatistics(shape)
-    for span, expert_ids in forwards:
-        statistics.take(span, expert_ids)
-    return statistics
