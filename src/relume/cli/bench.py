@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relume.cli.simulate import parts_of, work_of
+from relume.cli.simulate import check_names, parts_of, work_of
 from relume.cli.terminal import item_progress, note
 from relume.core import RelumeError
 from relume.machine.threads import numpy_on_one_thread
@@ -171,15 +171,10 @@ def _simulate(
 ) -> list[Group]:
     """Groups by trace and then by machine; everything is looked at before the first long work."""
     from relume.simulate.bench import prepare, without_profile
-    from relume.strategy.budget import ExpertMemory
-    from relume.strategy.strategies import Strategy
 
     profiles = [Path(part) if part else None for part in parts_of(profile)] or [None]
     try:
-        for name in strategies:
-            Strategy.parse(name)
-        for text in memories:
-            ExpertMemory.parse(text)
+        check_names(strategies, memories)
         sizes = None if work is None else work_of(work)
     except RelumeError as error:
         raise typer.BadParameter(str(error)) from None

@@ -57,15 +57,10 @@ def simulate(
     numpy_on_one_thread()
     from relume.machine.hardware import load_hardware
     from relume.simulate.job import simulate as run
-    from relume.strategy.budget import ExpertMemory
-    from relume.strategy.strategies import Strategy
 
     strategies, memories = parts_of(strategy), parts_of(expert_memory)
     try:
-        for name in strategies:
-            Strategy.parse(name)
-        for text in memories:
-            ExpertMemory.parse(text)
+        check_names(strategies, memories)
         machine = None if hardware is None else load_hardware(hardware)
         sizes = None if work is None else work_of(work)
     except RelumeError as error:
@@ -77,6 +72,17 @@ def simulate(
     _print_table(simulation.rows)
     if json_output:
         typer.echo(json.dumps({"trace": str(trace), "rows": [row.to_dict() for row in simulation.rows]}))
+
+
+def check_names(strategies: Sequence[str], memories: Sequence[str]) -> None:
+    """Raise `RelumeError` for a strategy or a budget that cannot be read."""
+    from relume.strategy.budget import ExpertMemory
+    from relume.strategy.strategies import Strategy
+
+    for name in strategies:
+        Strategy.parse(name)
+    for text in memories:
+        ExpertMemory.parse(text)
 
 
 def work_of(name: str) -> WorkShape:
