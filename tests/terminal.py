@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -54,3 +55,10 @@ class Terminal:
             return False
         self.output += data.decode(errors="replace")
         return bool(data)
+
+
+def run(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """The command without a terminal, to its end."""
+    return subprocess.run(
+        [str(RELUME), *map(str, arguments)], capture_output=True, text=True, input=stdin, check=False, timeout=120
+    )

@@ -22,7 +22,7 @@ from relume.simulate.groups import Group, TraceLabel
 from relume.simulate.rows import SimulationRow
 from relume.strategy.strategies import STRATEGIES, Strategy
 from relume.trace.file import TraceReader
-from terminal import RELUME
+from terminal import run
 from traces import SMALL_TRACE, joined, make_record, make_span, small_records, write_trace
 
 BENCH_KEYS = {"trace", "block_length", "requests_per_forward", "link_gb_s", "tpot_over_full"}
@@ -30,12 +30,6 @@ SIZES = ["--work", "llada2-mini"]
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is an extra"
 )
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(RELUME), *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120
-    )
 
 
 def document(*arguments: object) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 
 from checkpoints import LLADA2, make_tensors, write_checkpoint
 from relume import Engine
-from terminal import RELUME, Terminal
+from terminal import RELUME, Terminal, run
 
 SHORT = ["--block-length", "8", "--max-tokens", "12", "--temperature", "1"]
 
@@ -34,12 +34,6 @@ def chat_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     template = message + "{% if add_generation_prompt %}Z{% endif %}"
     (folder / "chat_template.jinja").write_text(template)
     return folder
-
-
-def run(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(RELUME), *map(str, arguments)], capture_output=True, text=True, input=stdin, check=False, timeout=60
-    )
 
 
 def test_prompt_as_argument_file_and_standard_input_give_the_api_s_answer(model: Path, tmp_path: Path) -> None:

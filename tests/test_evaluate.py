@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from relume.evaluate.scoring import Score
 from relume.evaluate.variants import Variant
 from relume.synth.job import synthesise
 from relume.tasks import TASKS, Problem, split_of
-from terminal import RELUME
+from terminal import run
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +78,6 @@ def test_exact_match_counts_final_lines(model: Path) -> None:
     assert row.unterminated == 6
     assert seen == [(4, 6), (2, 6)]
     assert 2 <= row.active_experts <= 8
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(RELUME), *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
 def test_the_command_prints_a_table_and_json(model: Path, tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ import pytest
 
 from relume.trace.calibrated import TARGETS
 from relume.trace.file import TraceReader
-from terminal import RELUME, Terminal
+from terminal import RELUME, Terminal, run
 from traces import SMALL_TRACE, played, small_records, write_trace
 
 ROW_KEYS = {
+    "decoding_ms",
+    "iteration_ms",
     "strategy",
     "expert_memory",
     "slots_per_layer",
@@ -38,12 +40,6 @@ ROW_KEYS = {
     "hardware",
     "kind",
 }
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(RELUME), *map(str, arguments)], capture_output=True, text=True, check=False, timeout=60
-    )
 
 
 def test_simulate_prints_a_table_and_json() -> None:

@@ -238,7 +238,7 @@ def test_files_that_are_no_profiles(tmp_path: Path) -> None:
     np.savez(path, version=7)
     with pytest.raises(RelumeError, match="version 7"):
         read_model_profile(path, shape)
-    np.savez(path, version=2)
+    np.savez(path, version=3)
     with pytest.raises(RelumeError, match="damaged"):
         read_model_profile(path, shape)
 

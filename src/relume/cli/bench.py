@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from relume.machine.hardware import Hardware
+    from relume.machine.work import WorkShape
     from relume.simulate.groups import Group
 
 bench = typer.Typer(
@@ -77,7 +78,7 @@ def strategies(
     from relume.simulate.comparisons import compare
 
     if plot is not None:
-        from relume.figures.budgets import require_drawing
+        from relume.figures.drawing import require_drawing
 
         require_drawing(plot)
     names = parts_of(strategy) or list(COMPARED)
@@ -160,6 +161,41 @@ def sensitivity(
         typer.echo(json.dumps({"varied": vary.value, "rows": rows}))
 
 
+@bench.command("tide")
+def tide(
+    traces: Traces,
+    hardware: HardwareNames = "rtx4060,rtx4090,a100-40,h100-80",
+    expert_memory: Annotated[str, typer.Option(help=_MEMORY)] = "12.5%,25%,50%",
+    profile: Profiles = None,
+    work: Work = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw time over the interval, too; a .png.")] = None,
+    json_output: AsJson = False,
+) -> None:
+    """Solve TIDE's refresh interval from a profile, and simulate every interval to compare."""
+    from relume.cli.interval_tables import print_intervals
+    from relume.simulate.intervals import compare_intervals
+
+    if plot is not None:
+        from relume.figures.drawing import require_drawing
+
+        require_drawing(plot)
+    sizes, memories, machines = _sizes(work), parts_of(expert_memory), _machines(hardware)
+    rows = []
+    for trace, path in zip(traces, _profiles(profile, traces), strict=True):
+        if path is None:
+            raise typer.BadParameter("give --profile, from which the interval is solved: `relume trace profile`")
+        with item_progress(f"replaying {trace.name}") as progress:
+            rows += compare_intervals(trace, path, memories, machines, sizes, progress)
+    print_intervals(rows)
+    if plot is not None:
+        from relume.figures.intervals import curve_of, draw_intervals
+
+        draw_intervals([curve_of(row) for row in rows], plot)
+        typer.echo(f"{plot}: time over the interval, simulated and predicted")
+    if json_output:
+        typer.echo(json.dumps({"rows": [row.to_dict() for row in rows]}))
+
+
 def _simulate(
     traces: Sequence[Path],
     strategies: Sequence[str],
@@ -172,15 +208,11 @@ def _simulate(
     """Groups by trace and then by machine; everything is looked at before the first long work."""
     from relume.simulate.bench import prepare, without_profile
 
-    profiles = [Path(part) if part else None for part in parts_of(profile)] or [None]
     try:
         check_names(strategies, memories)
-        sizes = None if work is None else work_of(work)
     except RelumeError as error:
         raise typer.BadParameter(str(error)) from None
-    if len(profiles) not in {1, len(traces)}:
-        raise typer.BadParameter(f"{len(profiles)} profiles for {len(traces)} traces: give one, or one for each")
-    each = profiles * len(traces) if len(profiles) == 1 else profiles
+    sizes, each = _sizes(work), _profiles(profile, traces)
     benches = [
         prepare(trace, strategies, memories, machines, found, sizes, bound)
         for trace, found in zip(traces, each, strict=True)
@@ -195,6 +227,21 @@ def _simulate(
         with item_progress(f"replaying {planned.trace.path.name}") as progress:
             groups += planned.run(progress)
     return groups
+
+
+def _sizes(work: str | None) -> WorkShape | None:
+    try:
+        return None if work is None else work_of(work)
+    except RelumeError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _profiles(text: str | None, traces: Sequence[Path]) -> list[Path | None]:
+    """One for each trace."""
+    profiles = [Path(part) if part else None for part in parts_of(text)] or [None]
+    if len(profiles) not in {1, len(traces)}:
+        raise typer.BadParameter(f"{len(profiles)} profiles for {len(traces)} traces: give one, or one for each")
+    return profiles * len(traces) if len(profiles) == 1 else profiles
 
 
 def _machines(names: str) -> list[Hardware]:

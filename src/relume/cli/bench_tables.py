@@ -30,7 +30,7 @@ _WIDTH = 160
 
 def print_strategies(group: Group) -> None:
     """A trace on a machine: strategies by budget, full residency first and the bound last."""
-    table = _table(group.title, "memory", *_FIGURES, "x full")
+    table = make_table(group.title, "memory", *_FIGURES, "x full")
     budget = None
     for row in group.rows:
         if budget is not None and row.expert_memory != budget:
@@ -64,15 +64,15 @@ def print_comparisons(comparisons: Sequence[Comparison]) -> None:
         for budget, factor in comparison.slower.items()
     ]
     if cells and not slower:
-        _console().print(f"simulated: foresight is at least as fast as oled in all {cells} cells")
+        make_console().print(f"simulated: foresight is at least as fast as oled in all {cells} cells")
     elif cells:
-        _console().print(f"simulated: foresight is slower than oled in {len(slower)} of {cells} cells:")
-        _console().print("\n".join(f"  {cell}" for cell in slower), soft_wrap=True)
+        make_console().print(f"simulated: foresight is slower than oled in {len(slower)} of {cells} cells:")
+        make_console().print("\n".join(f"  {cell}" for cell in slower), soft_wrap=True)
 
 
 def print_ablation(group: Group, budget: str, results: Sequence[AblationResult]) -> None:
     """A trace on a machine at a budget: each system's components."""
-    table = _table(f"{group.title}, expert memory {budget}", *_FIGURES, "gain")
+    table = make_table(f"{group.title}, expert memory {budget}", *_FIGURES, "gain")
     system = ""
     for result in results:
         if result.variant.system != system:
@@ -96,13 +96,13 @@ def print_sensitivity(groups: Sequence[Group], strategies: Sequence[str], varied
                 "trace": (f"{machine}, {budget}", _label(group.trace)),
             }[varied]
             if title not in tables:
-                tables[title] = _table(title, *strategies, "full", BOUND)
+                tables[title] = make_table(title, *strategies, "full", BOUND)
             rows = [group.row(name, budget) for name in strategies]
             figures = [f"{_ms(row)} {_share(row)}" for row in rows]
             tables[title].add_row(label, *figures, _ms(group.full), _share(group.row(BOUND, budget)))
     for table in tables.values():
         _print(table)
-    _console().print("TPOT ms and hit rate; of full the TPOT, of belady the hit rate")
+    make_console().print("TPOT ms and hit rate; of full the TPOT, of belady the hit rate")
 
 
 def _label(trace: TraceLabel) -> str:
@@ -132,7 +132,8 @@ def _range(gains: Gains) -> str:
     return "-" if found is None else "{:.2f}x to {:.2f}x".format(*found)
 
 
-def _table(title: str, *columns: str) -> Table:
+def make_table(title: str, *columns: str) -> Table:
+    """Of simulated figures, under unnamed labels."""
     table = Table(title=f"simulated: {title}", title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for name in columns:
@@ -140,12 +141,13 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _console() -> Console:
+def make_console() -> Console:
+    """Of a terminal's width, or wide enough for a file."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
 
 
 def _print(table: Table) -> None:
-    console = _console()
+    console = make_console()
     console.print(table)
     console.print()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from relume.cli.options import options_of
 from relume.cli.terminal import byte_progress, note
-from relume.config import DTypeName, EngineConfig, ReadMode
+from relume.config import DTypeName, EngineConfig, ReadMode, require
 
 if TYPE_CHECKING:
     from relume.engine.engine import Engine
@@ -18,6 +18,7 @@ _HELP = {
     "device": "cpu or cuda.",
     "prefill_blocks": "Blocks of the prompt in one forward; by default as many as hold 512 tokens.",
     "strategy": "What decides which experts stay: full, lru, foresight, ..., with changes as oled:dispatch=host.",
+    "tide_interval": "Iterations between refreshes of the strategy tide; by default solved from a profile.",
     "expert_memory": "Of resident experts: auto, a share as 40%, a size as 8GiB, or experts a layer as 100.",
     "layer_slots": "Resident experts of each MoE layer instead, separated by commas.",
     "shared_pool": "Let all layers share the slots.",
@@ -41,6 +42,7 @@ class LoadOptions:
     device: str = "cpu"
     prefill_blocks: int | None = None
     strategy: str = "auto"
+    tide_interval: int | None = None
     expert_memory: str = "auto"
     layer_slots: str | None = None
     shared_pool: bool = False
@@ -59,6 +61,11 @@ class LoadOptions:
         from relume.strategy.budget import ExpertMemory, parse_size
         from relume.strategy.strategies import Strategy
 
+        if self.tide_interval is not None:
+            tide = self.strategy != "auto" and Strategy.parse(self.strategy).retention == "tide"
+            require(tide, f"--tide-interval is for --strategy tide, not for {self.strategy}")
+            require(self.tide_interval >= 1, f"--tide-interval is {self.tide_interval}: it must be at least 1")
+            object.__setattr__(self, "strategy", f"{self.strategy}:interval={self.tide_interval}")
         if self.strategy != "auto":
             Strategy.parse(self.strategy)
         if self.hardware is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from relume.cli.loading import LoadOptions, loading_options
 from relume.cli.options import Model
+from relume.core import RelumeError
 
 
 @loading_options
@@ -16,10 +18,19 @@ def plan(
     model: Model,
     loading: LoadOptions,
     batch: Annotated[int, typer.Option(min=1, help="Requests that decode together.")] = 1,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the predicted time over tide's refresh interval; a .png.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show where every byte of a model would go and how fast it would run. Fetches no weights."""
+    if plot is not None:
+        from relume.figures.drawing import require_drawing
+
+        require_drawing(plot)
     document = describe(model, loading, batch)
+    if plot is not None:
+        _draw(document, plot)
     if json_output:
         typer.echo(json.dumps(document))
     else:
@@ -36,12 +47,13 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
     from relume.model.families import survey
     from relume.model.loading import compute_dtype
     from relume.model.sizes import model_sizes
+    from relume.simulate.intervals import describe_refresh
 
     checkpoint, family, config = survey(resolve_model(model, loading.revision, loading.offline, weights=False))
     sizes = model_sizes(family, config)
     stored = stored_dtype(checkpoint.config, checkpoint.tensors)
     dtype = compute_dtype(checkpoint, loading.dtype)
-    found = provision(config, sizes, loading.engine(batch), dtype, stored, checkpoint.pack)
+    found = provision(config, sizes, loading.engine(batch), dtype, stored, checkpoint.pack, checkpoint.folder)
     work, planned = found.planner.work, found.plan
     prediction = predict(config, sizes, work, planned, load_profile(), found.settings.direct)
     reasons = list(prediction.reasons)
@@ -67,9 +79,22 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
         "batch": work.batch,
         "tpot_ms": prediction.tpot_ms,
         "kind": "simulated",
+        "refresh": describe_refresh(found),
         "reasons": reasons,
         "warnings": list(found.warnings),
     }
+
+
+def _draw(document: dict[str, Any], path: Path) -> None:
+    from relume.figures.intervals import IntervalCurve, draw_intervals
+
+    refresh = document["refresh"]
+    if refresh is None:
+        raise RelumeError(
+            "there is no curve to draw: name --strategy tide, and --profile or --hardware if it says so"
+        )
+    solved = refresh["intervals"][0]
+    draw_intervals([IntervalCurve(refresh["hardware"], "predicted", refresh["curve_ms"], (), solved)], path)
 
 
 def _print_table(document: dict[str, Any]) -> None:
@@ -96,6 +121,10 @@ def _print_table(document: dict[str, Any]) -> None:
     table.add_row("predicted time of a token", "unknown" if tpot is None else f"{tpot:.0f} ms")
     console = Console(highlight=False)
     console.print(table)
+    if document["refresh"] is not None:
+        from relume.cli.interval_tables import print_refresh
+
+        print_refresh(document["refresh"], console)
     console.print(f"Memory limit: {document['memory_limit_source']}.")
     for reason in document["reasons"]:
         console.print(reason)

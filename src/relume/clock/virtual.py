@@ -15,9 +15,6 @@ from relume.strategy.dispatch.lanes import lane_seconds, link_order
 from relume.strategy.lanes import PREFETCH_SLOTS, Key
 from relume.strategy.use import ExpertShape, LayerUse
 
-#: Of a host's RAM, for experts; the rest is for everything else that runs there.
-HOST_SHARE = 0.8
-
 
 class VirtualClock:
     """The `Lanes` of a machine, simulated. Equal calls give equal bits: there is nothing in it but arithmetic.
@@ -27,8 +24,8 @@ class VirtualClock:
     of it. Not charged: the embedding, of which a row a token is looked up, norms beyond their launches, and the
     host's decisions. Link, device and host do not slow each other, beyond what the machine's constants allow for.
 
-    Host memory holds as many experts as fit `HOST_SHARE` of it, as many of each layer. The others come from disk
-    first, and then occupy the link for both ways; the host cannot compute them.
+    Host memory holds as many experts as `Hardware.host_experts` says, as many of each layer. The others come from
+    disk first, and then occupy the link for both ways; the host cannot compute them.
 
     Args:
         hardware: to charge to.
@@ -51,8 +48,7 @@ class VirtualClock:
         assert shape.num_layers == work.num_moe_layers
         self._hardware = hardware
         self._work = work
-        num_held = int(HOST_SHARE * hardware.si("host.memory")) // work.expert_bytes
-        self._on_disk = ~held_experts(num_held, shape)
+        self._on_disk = ~held_experts(hardware.host_experts(work.expert_bytes), shape)
         by_link, by_disk = hardware.transfer_s(work.expert_bytes), hardware.disk_s(work.expert_bytes)
         from_disk = by_link if hardware.link_is_disk else by_disk + by_link
         self._link = Link(
@@ -169,6 +165,16 @@ class VirtualClock:
         self.overhead_s += overhead
         self.now += device + stall + overhead
         self._link.prefetch_until(self.now)
+
+
+def dense_s(hardware: Hardware, work: WorkShape, shape: ExpertShape, span: SpanInput, num_rows: int) -> float:
+    """What a forward over a request's tokens takes outside routed experts, the head over `num_rows` included."""
+    clock = VirtualClock(hardware, work, shape)
+    clock.begin_forward([span])
+    for layer in range(shape.num_layers):
+        clock.begin_layer(layer)
+    clock.end_forward(num_rows)
+    return clock.now
 
 
 def held_experts(num_held: int, shape: ExpertShape) -> np.ndarray:

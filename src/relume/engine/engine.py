@@ -190,6 +190,7 @@ class Engine:
             hardware=self._hardware,
             work=self._provision.work,
             profile=self._provision.profile,
+            costs=self._provision.costs,
         )
         with TraceWriter(path, metadata) as writer, self._runtime.recording(Recorder(writer)):
             yield

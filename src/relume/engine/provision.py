@@ -29,6 +29,7 @@ from relume.strategy.budget import ExpertMemory, explicit, parse_size, shared_po
 from relume.strategy.lanes import PREFETCH_SLOTS
 from relume.strategy.layer_budgets import BUDGETS
 from relume.strategy.profile import Profile
+from relume.strategy.refresh.costs import RefreshCosts
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.strategies import Strategy
 from relume.strategy.use import ExpertShape
@@ -72,6 +73,7 @@ class Provision:
         hardware: that is simulated, if any.
         profile: path of the model's profile; empty if there is none.
         habits: what is in it.
+        costs: of the machine that runs or is simulated, where they are known.
         warnings: one line each.
     """
 
@@ -84,6 +86,7 @@ class Provision:
     hardware: Hardware | None
     profile: str
     habits: Profile | None
+    costs: RefreshCosts | None
     warnings: tuple[str, ...]
 
 
@@ -209,7 +212,9 @@ def provision(
     plan = planner.make_plan(memory.limit_bytes, asked, memory.host_bytes)
     path, profile, warnings = _find_profile(engine.profile, folder, shape)
     total = sum(plan.slots_per_layer)
-    slots = layer_slots or BUDGETS[strategy.budget](total, shape, profile)
+    work = WorkShape.of(config, compute_dtype.itemsize, planner.slot_bytes)
+    costs = _refresh_costs(hardware, engine.device, work, profile)
+    slots = layer_slots or BUDGETS[strategy.budget](total, shape, profile, costs)
     plan = replace(plan, slots_per_layer=tuple(slots))
     if memory.excessive:
         warnings.append(f"--memory {engine.memory} is more than this process may use here")
@@ -223,17 +228,21 @@ def provision(
         demand = [active_experts(config)] * shape.num_layers if profile is None else profile.mean_active
         warning = shared_pool_warning(sum(slots), np.asarray(demand))
         warnings += [warning] if warning else []
-    work = WorkShape.of(config, compute_dtype.itemsize, planner.slot_bytes)
+    context = RetentionContext(
+        shape, sum(slots), profile, slots=None if engine.shared_pool else tuple(slots), costs=costs
+    )
+    parts = strategy.make(context)
+    warnings += parts.retention.notes
     settings = ExpertSettings(
         slots=sum(slots) if engine.shared_pool else tuple(slots),
-        parts=strategy.make(RetentionContext(shape, sum(slots), profile)),
+        parts=parts,
         num_transit=planner.transit_slots,
         num_ahead=planner.transit_slots - TRANSIT_SLOTS,
         num_readers=READER_THREADS,
         num_host=plan.host_experts,
         direct=engine.reads == "direct" or (engine.reads == "auto" and sum(slots) < everything),
         virtual=None if hardware is None else VirtualClock(hardware, work, shape),
-        hardware=_this_hardware(),
+        hardware=this_hardware(),
         link_bandwidth=_link_bandwidth(),
     )
     return Provision(
@@ -246,6 +255,7 @@ def provision(
         hardware,
         "" if path is None else str(path.resolve()),
         profile,
+        costs,
         tuple(warnings),
     )
 
@@ -272,7 +282,17 @@ def _find_profile(
     return None, None, []
 
 
-def _this_hardware() -> Hardware | None:
+def _refresh_costs(
+    simulated: Hardware | None, device: str, work: WorkShape, profile: Profile | None
+) -> RefreshCosts | None:
+    """Of the machine that is simulated, or of this one where its processor is the device."""
+    hardware = simulated if simulated is not None or device != "cpu" else this_hardware()
+    if hardware is None or profile is None or profile.refresh is None:
+        return None
+    return RefreshCosts.of(hardware, work, profile.refresh)
+
+
+def this_hardware() -> Hardware | None:
     """This computer as it was measured; `None` if it was not, or not enough of it."""
     profile = load_profile()
     try:

@@ -118,11 +118,12 @@ class Runtime:
                 # All experts alike: nothing would ever be replaced.
                 # Nothing was made ready to be brought ahead.
                 self.strategy = f"{DEFAULT_STRATEGY}:prefetch=none"
-                context = RetentionContext(shape, total, self._provision.habits)
+                context = RetentionContext(shape, total, self._provision.habits, costs=self._provision.costs)
                 parts = Strategy.parse(self.strategy).make(context)
                 memory.placement = Placement(placement.pool, parts, placement.lanes)
             budget = BUDGETS[Strategy.parse(self.strategy).budget]
-            memory.resize(total if memory.pool.shared else budget(total, shape, self._provision.habits))
+            slots = budget(total, shape, self._provision.habits, self._provision.costs)
+            memory.resize(total if memory.pool.shared else slots)
 
     @contextmanager
     def recording(self, recorder: Recorder) -> Iterator[None]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from relume.config import require
-from relume.core import RelumeError
+from relume.figures.drawing import require_drawing, save
 from relume.simulate.groups import FULL, Group
 from relume.simulate.matrix import BOUND
 
@@ -22,20 +20,6 @@ _WIDTH, _HEIGHT = 4.6, 3.4
 _OURS = {"oled": "#0072B2", "foresight": "#D55E00"}
 _OTHERS = ("#999999", "#8C6D31", "#7B4173", "#5B8C5A", "#B07AA1", "#7F9FBF", "#C49C94", "#6B6B6B", "#BCBD22")
 _MARKERS = "svD^<>pPX"
-
-
-def require_drawing(path: Path) -> None:
-    """See before the long work whether a figure could be drawn and written.
-
-    Raises:
-        RelumeError: matplotlib is missing, or the file cannot be a picture.
-    """
-    try:
-        importlib.import_module("matplotlib")
-    except ImportError:
-        raise RelumeError("drawing needs matplotlib: pip install 'relume[figures]'") from None
-    require(path.suffix.lower() == ".png", f"{path}: figures are written as .png: name such a file")
-    require(path.parent.is_dir(), f"{path}: the figure cannot be written, there is no folder {path.parent}")
 
 
 def draw_budgets(groups: Sequence[Group], path: Path) -> None:
@@ -58,10 +42,7 @@ def draw_budgets(groups: Sequence[Group], path: Path) -> None:
     for axes in panels.flat:
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     figure.legend(list(handles.values()), list(handles), loc="outside right upper", frameon=False)
-    try:
-        figure.savefig(path, format="png", dpi=120)  # a figure without a window is drawn by Agg
-    except OSError as error:
-        raise RelumeError(f"{path}: the figure cannot be written ({error.strerror})") from None
+    save(figure, path)
 
 
 def _draw_times(axes: Axes, group: Group) -> None:

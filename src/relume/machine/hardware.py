@@ -18,6 +18,8 @@ from relume.core import Registry, RelumeError
 from relume.machine.figures import KernelTimes, MachineProfile
 from relume.machine.profile import load_profile
 
+#: Of a host's RAM, for experts; the rest is for everything else that runs there.
+HOST_SHARE = 0.8
 #: What this computer is called, as it was measured.
 THIS = "this"
 #: Files of the shipped profiles by name; `load_hardware` reads one.
@@ -92,6 +94,10 @@ class Hardware(ABC):
     def layer_overhead_s(self) -> float:
         """Launches of a layer outside its routed experts."""
         return self.si("device.layer_launches") * self.si("device.launch")
+
+    def host_experts(self, expert_bytes: int) -> int:
+        """Experts that host memory holds, `HOST_SHARE` of it."""
+        return int(HOST_SHARE * self.si("host.memory")) // expert_bytes
 
     @abstractmethod
     def device_kernel_s(

@@ -80,7 +80,7 @@ def setting_of(
     expert_bytes = metadata.expert_bytes
     if work is not None:
         work, expert_bytes = work.with_moe_layers(metadata.shape.num_layers), work.expert_bytes
-    return Setting(reader.path, shared, profile, expert_bytes, work or metadata.work, as_recorded)
+    return Setting(reader.path, shared, profile, expert_bytes, work or metadata.work, as_recorded, metadata.costs)
 
 
 def make_matrix(
@@ -108,7 +108,8 @@ def make_matrix(
     everything = [name for name in names if Strategy.parse(name).retention == "full"]
     names = [name for name in names if name not in everything] + ([BOUND] if bound else [])
     all_slots = shape.num_layers * shape.num_experts
-    jobs, notes = [], []
+    jobs: list[Job] = []
+    notes: list[str | None] = []
     for machine in machines:
         jobs += [Job(name, "100%", all_slots, machine) for name in everything]
         jobs += [Job(name, text, slots, machine) for text, slots in budgets.items() for name in names]
@@ -116,8 +117,8 @@ def make_matrix(
         notes += [_too_much(machine, slots, setting.expert_bytes, text) for text, slots in asked.items()]
     found = None if setting.profile is None else read_model_profile(setting.profile, shape)
     for job in jobs:
-        if job.strategy != BOUND:
-            Run(setting, job, shape, found, None)  # refuse what makes no sense before the long work
+        if job.strategy != BOUND:  # refuse what makes no sense before the long work
+            notes += Run(setting, job, shape, found, None).notes
     if found is not None and found.model not in {"", metadata.model}:
         notes.append(
             f"{setting.profile}: the profile is of {found.model}, {setting.path} a trace of {metadata.model}"

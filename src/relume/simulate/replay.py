@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -79,10 +80,13 @@ class Replay:
     Args:
         placement: fresh.
         follow: called with each record before it is taken, if the lanes repeat what was recorded.
+
+    Attributes:
+        placement: at work.
     """
 
     def __init__(self, placement: Placement, follow: Callable[[ForwardRecord], None] | None = None) -> None:
-        self._placement = placement
+        self.placement = placement
         self._follow = follow
         self._preloads = len(placement.fill())
         self._counts: list[list[tuple[int, int, int, int]]] = []  # hits, misses, hosted, resident
@@ -93,7 +97,7 @@ class Replay:
 
     def forward(self, record: ForwardRecord, uses: Sequence[LayerUse]) -> None:
         """Take one forward, of which `uses` are the layers."""
-        placement = self._placement
+        placement = self.placement
         if self._follow is not None:
             self._follow(record)
         placement.begin_forward(span_inputs(record))
@@ -110,9 +114,9 @@ class Replay:
 
     def result(self) -> ReplayResult:
         """What came of it so far."""
-        size = (-1, self._placement.pool.shape.num_layers, 4)
+        size = (-1, self.placement.pool.shape.num_layers, 4)
         hits, misses, hosted, resident = np.moveaxis(np.array(self._counts, dtype=np.int64).reshape(size), -1, 0)
-        monitor = self._placement.monitor
+        monitor = self.placement.monitor
         return ReplayResult(
             hits=hits,
             misses=misses,
@@ -151,9 +155,16 @@ def replay(
     return run.result()
 
 
+class TakesForwards(Protocol):
+    """Something on its way through a trace."""
+
+    def forward(self, record: ForwardRecord, uses: Sequence[LayerUse]) -> None:
+        """Take one forward, of which `uses` are the layers."""
+
+
 def replay_together(
     records: Iterable[ForwardRecord],
-    runs: Sequence[Replay],
+    runs: Sequence[TakesForwards],
     shape: ExpertShape,
     progress: Callable[[], None] = lambda: None,
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from relume.clock.virtual import VirtualClock
-from relume.core import RelumeError
+from relume.core import Phase, RelumeError
 from relume.machine.hardware import Hardware
 from relume.machine.work import WorkShape
 from relume.simulate.recorded import recorded_run
@@ -18,12 +18,15 @@ from relume.strategy.layer_budgets import BUDGETS
 from relume.strategy.placement import Placement
 from relume.strategy.pool import ResidentPool
 from relume.strategy.profile import Profile
+from relume.strategy.refresh.costs import RefreshCosts
 from relume.strategy.retention.belady import Future
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.strategies import Strategy
-from relume.strategy.use import ExpertShape
+from relume.strategy.use import ExpertShape, LayerUse
 from relume.trace.file import TraceReader
 from relume.trace.profile import read_model_profile
+from relume.trace.record import ForwardRecord
+from relume.trace.views import phase_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class SimulationRow:
         prefetch_useful, prefetch_wasted: experts that were brought unasked and hit, or not.
         prefetch_stopped: too many were wasted, and prefetching was turned off.
         tpot_ms: milliseconds per token; `None` where no hardware was named.
+        decoding_ms: the same without prompts' prefills; `iteration_ms` of an iteration, with its share of commits.
         seconds: of the whole trace, and for how many of them each lane was busy; `stall` is the device's waiting.
         hardware: that was simulated.
         kind: `simulated`.
@@ -62,6 +66,8 @@ class SimulationRow:
     prefetch_wasted: int
     prefetch_stopped: bool
     tpot_ms: float | None = None
+    decoding_ms: float | None = None
+    iteration_ms: float | None = None
     seconds: dict[str, float] | None = None
     hardware: str | None = None
     kind: str = "simulated"
@@ -99,6 +105,7 @@ class Setting:
         expert_bytes: of one expert.
         work: sizes that take time on a machine, where they are known.
         as_recorded: decisions that depended on time are taken from the trace.
+        costs: of the machine that was recorded, which a strategy weighed.
     """
 
     path: Path
@@ -107,6 +114,15 @@ class Setting:
     expert_bytes: int
     work: WorkShape | None = None
     as_recorded: bool = False
+    costs: RefreshCosts | None = None
+
+    def costs_on(self, hardware: Hardware | None, profile: Profile | None) -> RefreshCosts | None:
+        """What strategies may weigh: of the machine that charges time, or as recorded."""
+        if self.as_recorded:
+            return self.costs
+        if hardware is None or self.work is None or profile is None or profile.refresh is None:
+            return None
+        return RefreshCosts.of(hardware, self.work, profile.refresh)
 
     def rows(self, jobs: Sequence[Job], future: Future | None, tick: Callable[[int], None]) -> list[SimulationRow]:
         """Replay jobs together; `tick` is told how many of them took another forward."""
@@ -115,7 +131,7 @@ class Setting:
         profile = None if self.profile is None else read_model_profile(self.profile, shape)
         runs = [Run(self, job, shape, profile, future) for job in jobs]
         if runs:
-            replay_together(reader, [run.replay for run in runs], shape, lambda: tick(len(runs)))
+            replay_together(reader, runs, shape, lambda: tick(len(runs)))
         return [run.row(self.expert_bytes) for run in runs]
 
 
@@ -132,20 +148,36 @@ class Run:
         self._setting, self._job = setting, job
         strategy = Strategy.parse(job.strategy)
         asked = job.slots
-        self._budget = BUDGETS[strategy.budget](asked, shape, profile) if isinstance(asked, int) else list(asked)
+        costs = setting.costs_on(job.hardware, profile)
+        budget = BUDGETS[strategy.budget]
+        self._budget = budget(asked, shape, profile, costs) if isinstance(asked, int) else list(asked)
         total = sum(self._budget)
         self._clock: VirtualClock | None = None
+        self._prefill_s = 0.0
         lanes: Lanes = TimelessLanes()
         if job.hardware is not None:
             if setting.work is None:
                 raise RelumeError("the trace does not say how large its model is: name a shape with --work")
             lanes = self._clock = VirtualClock(job.hardware, setting.work, shape, PREFETCH_SLOTS)
-        context = RetentionContext(shape, total, profile, future)
+        layer_slots = None if setting.shared else tuple(self._budget)
+        context = RetentionContext(shape, total, profile, future, layer_slots, costs)
         slots: list[int] | int = total if setting.shared else self._budget
         if setting.as_recorded and strategy.retention != "belady":  # the bound decides for itself
             self.replay = recorded_run(strategy, context, slots)
         else:
             self.replay = Replay(Placement(ResidentPool(shape, slots), strategy.make(context), lanes))
+
+    def forward(self, record: ForwardRecord, uses: Sequence[LayerUse]) -> None:
+        """Take one forward, of which `uses` are the layers."""
+        before = 0.0 if self._clock is None else self._clock.now
+        self.replay.forward(record, uses)
+        if self._clock is not None and phase_of(record) is Phase.PREFILL:
+            self._prefill_s += self._clock.now - before
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of its strategy."""
+        return self.replay.placement.retention.notes
 
     def row(self, expert_bytes: int) -> SimulationRow:
         """What came of it."""
@@ -154,8 +186,12 @@ class Run:
         timed: dict[str, Any] = {}
         if clock is not None:
             assert self._job.hardware is not None
+            decoding_s = clock.now - self._prefill_s
+            iterations = int(result.denoising.sum())
             timed = {
                 "tpot_ms": 1000 * clock.now / result.num_tokens if result.num_tokens else None,
+                "decoding_ms": 1000 * decoding_s / result.num_tokens if result.num_tokens else None,
+                "iteration_ms": 1000 * decoding_s / iterations if iterations else None,
                 "seconds": {
                     "all": clock.now,
                     "device": clock.device_s,

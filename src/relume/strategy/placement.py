@@ -63,7 +63,7 @@ class Parts:
     Attributes:
         retention: what stays.
         prefetch: what is brought ahead, if anything; it may be the retention itself.
-        dispatch: where a miss is computed.
+        dispatch: where a miss is computed; it may be the retention itself.
     """
 
     retention: Retention
@@ -118,6 +118,7 @@ class Placement:
         self.lanes.run_layer(layer, misses, case, there)
         wanted = misses[there & retention.admits(use)[misses]]
         kept, evicted = pool.admit(layer, wanted, retention)
+        retention.placed(layer, kept)
         self.monitor.used((layer, expert) for expert in hits.tolist())
         self.monitor.left(evicted)
         self._order(layer)

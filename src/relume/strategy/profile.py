@@ -8,6 +8,7 @@ import numpy as np
 
 from relume.core import RelumeError
 from relume.strategy.foresight.statistics import NUM_BINS, TokenStatistics
+from relume.strategy.refresh.curves import RefreshCurves
 from relume.strategy.use import ExpertShape
 
 #: Share of choices that are made again in the next iteration, by `confidence_bins`; measured on the shipped model
@@ -29,6 +30,7 @@ class Profile:
         stability: `[NUM_BINS + 1]` float64: the share of a position's choices that it makes again in the next
             iteration, by the confidence of its candidate (OLED-MoE, Fig. 10).
         statistics: counts from which `foresight` predicts; not to be changed.
+        refresh: what interval refresh does to the residents; `None` if too few iterations were seen.
         model: the name that the trace had of it; empty if that is not known.
     """
 
@@ -38,6 +40,7 @@ class Profile:
     reuse: np.ndarray
     stability: np.ndarray
     statistics: TokenStatistics
+    refresh: RefreshCurves | None = None
     model: str = ""
 
     def check(self, shape: ExpertShape) -> None:

@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from relume.core import Registry, RelumeError
+from relume.core import Registry, RelumeError, T
 from relume.strategy.dispatch import DISPATCHES
+from relume.strategy.dispatch.base import Dispatch
 from relume.strategy.foresight.statistics import TokenStatistics
 from relume.strategy.layer_budgets import BUDGETS
 from relume.strategy.placement import Parts
 from relume.strategy.prefetch import PREFETCHES
 from relume.strategy.prefetch.base import Prefetch
 from relume.strategy.retention import RETENTIONS
+from relume.strategy.retention.base import Retention
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.retention.finemoe import FineMoE
 from relume.strategy.retention.moe_infinity import MoEInfinity
@@ -84,11 +86,17 @@ class Strategy:
         make = PREFETCHES[self.prefetch]
         prefetch = None if make is None else make()
         if self.prefetch == "own":
-            if not isinstance(retention, Prefetch):
-                others = ", ".join(name for name in PREFETCHES if name != "own")
-                raise RelumeError(f"{self.retention} has no prefetch of its own: choose one of {others}")
-            prefetch = retention
+            prefetch = self._own(retention, Prefetch, "prefetch")  # type: ignore[type-abstract]
+        if self.dispatch == "own":
+            return Parts(retention, prefetch, self._own(retention, Dispatch, "dispatch"))  # type: ignore[type-abstract]
         return Parts(retention, prefetch, DISPATCHES[self.dispatch]())
+
+    def _own(self, retention: Retention, kind: type[T], seam: str) -> T:
+        """The retention as what it is besides."""
+        if isinstance(retention, kind):
+            return retention
+        others = ", ".join(name for name in _PARTS[seam] if name != "own")
+        raise RelumeError(f"{self.retention} has no {seam} of its own: choose one of {others}")
 
 
 #: Bytes of the tables of retentions that keep large ones.
@@ -101,7 +109,7 @@ _TABLES: Mapping[str, Callable[..., int]] = {
 _PARTS: Mapping[str, Mapping[str, object]] = {
     "retention": RETENTIONS,
     "prefetch": PREFETCHES,
-    "dispatch": DISPATCHES,
+    "dispatch": Registry("dispatch", {**DISPATCHES, "own": None}),  # the retention itself, where it dispatches too
     "budget": BUDGETS,
 }
 
@@ -120,5 +128,8 @@ STRATEGIES: Registry[Strategy] = Registry(
         "moe-infinity": Strategy("moe-infinity", "own"),
         "finemoe": Strategy("finemoe", "own"),
         "hybrimoe": Strategy("hybrimoe", "own", "hybrimoe"),
+        "tide": Strategy("tide", dispatch="own"),
+        "tide-layers": Strategy("tide", dispatch="own", budget="refresh", parameters={"by_layer": 1}),
+        "refresh-always": Strategy("tide", parameters={"interval": 1}),
     },
 )

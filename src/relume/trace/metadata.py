@@ -10,6 +10,7 @@ from typing import Any, Self
 from relume import __version__
 from relume.core import RelumeError
 from relume.machine.work import WorkShape
+from relume.strategy.refresh.costs import RefreshCosts
 from relume.strategy.use import ExpertShape
 
 #: Version of the columns and of these keys.
@@ -33,6 +34,7 @@ class TraceMetadata:
         hardware: that was measured, or what simulated it.
         work: sizes that take time in a forward, where they are known.
         profile: path of the model's profile that the strategy began with; empty if there was none.
+        costs: of the machine, as the strategy weighed them, if it did.
         relume_version: that wrote the file.
     """
 
@@ -47,6 +49,7 @@ class TraceMetadata:
     hardware: str
     work: WorkShape | None = None
     profile: str = ""
+    costs: RefreshCosts | None = None
     relume_version: str = __version__
 
     def __post_init__(self) -> None:
@@ -58,7 +61,8 @@ class TraceMetadata:
 
     def encode(self) -> dict[bytes, bytes]:
         """As metadata of a Parquet schema."""
-        return {_KEY: json.dumps({"version": SCHEMA_VERSION} | asdict(self)).encode()}
+        costs = None if self.costs is None else self.costs.to_dict()
+        return {_KEY: json.dumps({"version": SCHEMA_VERSION} | asdict(self) | {"costs": costs}).encode()}
 
     @classmethod
     def decode(cls, path: object, metadata: Mapping[bytes, bytes] | None) -> Self:
@@ -81,6 +85,8 @@ class TraceMetadata:
             values |= {"shape": ExpertShape(**values["shape"]), "slots": tuple(values["slots"])}
             work = values.get("work")
             values["work"] = None if work is None else WorkShape(**work)
+            costs = values.get("costs")
+            values["costs"] = None if costs is None else RefreshCosts.from_dict(costs)
             known = {field.name for field in fields(cls)}
             return cls(**{name: value for name, value in values.items() if name in known})
         except (ValueError, KeyError, TypeError, AttributeError) as error:

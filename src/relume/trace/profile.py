@@ -14,11 +14,13 @@ from relume.core import Phase, RelumeError
 from relume.machine.profile import cache_file
 from relume.strategy.foresight.statistics import NUM_BINS, TokenStatistics, confidence_bins
 from relume.strategy.profile import DEFAULT_STABILITY, Profile
+from relume.strategy.refresh.curves import RefreshCurves
 from relume.strategy.use import ExpertShape, span_slices
 from relume.trace.record import ForwardRecord
+from relume.trace.refresh import RefreshGauge
 from relume.trace.views import expert_counts, phase_of, votes_of
 
-VERSION = 2
+VERSION = 3
 #: Beside a checkpoint, the profile that is used unless another is named.
 PROFILE_NAME = "relume-profile.npz"
 
@@ -42,10 +44,12 @@ def gather_profile(records: Iterable[ForwardRecord], shape: ExpertShape, model: 
     popularity, active, reuse = np.zeros(size), np.zeros(shape.num_layers), np.zeros(size)
     kept, seen = np.zeros(NUM_BINS + 1), np.zeros(NUM_BINS + 1)
     statistics = TokenStatistics(shape)
+    gauge = RefreshGauge(shape)
     num_forwards = num_denoising = num_pairs = 0
     ranked: np.ndarray | None = None  # experts by the votes of the forward before
     for record in records:
         num_forwards += 1
+        gauge.take(record)
         votes = expert_counts(record.expert_ids[:, votes_of(record)], shape.num_experts)
         popularity += votes
         if phase_of(record) is Phase.DENOISE:
@@ -74,6 +78,7 @@ def gather_profile(records: Iterable[ForwardRecord], shape: ExpertShape, model: 
         reuse=reuse / max(1, num_pairs),
         stability=(kept + _STABILITY_USES * np.array(DEFAULT_STABILITY)) / (seen + _STABILITY_USES),
         statistics=statistics,
+        refresh=gauge.curves(),
         model=model,
     )
 
@@ -88,6 +93,9 @@ def write_model_profile(profile: Profile, path: Path) -> None:
     shape = np.array([profile.shape.num_layers, profile.shape.num_experts, profile.shape.top_k])
     arrays = {name: getattr(profile, name) for name in _ARRAYS}
     arrays |= {f"tokens_{name}": array for name, array in profile.statistics.to_arrays().items()}
+    if profile.refresh is not None:
+        curves = profile.refresh
+        arrays |= {f"refresh_{name}": np.asarray(getattr(curves, name)) for name in curves.names()}
     try:
         with part.open("wb") as file:
             np.savez_compressed(file, version=VERSION, shape=shape, model=profile.model, **arrays)
@@ -143,11 +151,21 @@ def _from_arrays(arrays: dict[str, np.ndarray]) -> Profile:
     for name, expected in sizes.items():
         if arrays[name].shape != expected:
             raise ValueError(f"{name} has the shape {arrays[name].shape}, not {expected}")
-    prefix = "tokens_"
-    counts = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     return Profile(
         shape,
         **{name: arrays[name] for name in _ARRAYS},
-        statistics=TokenStatistics.from_arrays(shape, counts),
+        statistics=TokenStatistics.from_arrays(shape, _with_prefix("tokens_", arrays)),
+        refresh=_curves(_with_prefix("refresh_", arrays)),
         model=str(arrays["model"]),
     )
+
+
+def _curves(arrays: dict[str, np.ndarray]) -> RefreshCurves | None:
+    if not arrays:
+        return None
+    numbers = {name: array.item() for name, array in arrays.items() if array.ndim == 0}
+    return RefreshCurves(**{name: arrays[name] for name in RefreshCurves.names()} | numbers)
+
+
+def _with_prefix(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

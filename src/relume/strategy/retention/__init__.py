@@ -19,6 +19,7 @@ from relume.strategy.retention.lru import Lru
 from relume.strategy.retention.moe_infinity import MoEInfinity
 from relume.strategy.retention.oled import Oled
 from relume.strategy.retention.static import Static
+from relume.strategy.retention.tide import Tide
 
 #: Makes one from a context and its parameters, which are keywords.
 RetentionFactory = Callable[..., Retention]
@@ -39,5 +40,6 @@ RETENTIONS: Registry[RetentionFactory] = Registry(
         "moe-infinity": MoEInfinity,
         "finemoe": FineMoE,
         "hybrimoe": HybriMoE,
+        "tide": Tide,
     },
 )

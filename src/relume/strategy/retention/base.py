@@ -19,9 +19,11 @@ class Retention(ABC):
 
     Attributes:
         preload: fill the slots by rank before the first forward.
+        notes: what a user should know of how it was made, a line each.
     """
 
     preload: bool = False
+    notes: tuple[str, ...] = ()
 
     def __init__(self, shape: ExpertShape) -> None:
         self.shape = shape
@@ -36,6 +38,9 @@ class Retention(ABC):
     def admits(self, use: LayerUse) -> np.ndarray:
         """`[E]` bool: experts of the layer that may come to stay; by default those of voting tokens."""
         return use.counts > 0
+
+    def placed(self, layer: int, kept: np.ndarray) -> None:  # noqa: B027 (as above)
+        """Take note of the layer's misses that have come to stay."""
 
     @abstractmethod
     def priority(self, layers: slice) -> np.ndarray:
