@@ -19,7 +19,7 @@ from relume.experts.formats import ExpertFormat
 from relume.experts.packed import PackedExperts, packed_format
 from relume.model.families import identify
 from relume.model.family import expert_tensors
-from relume.pack.fingerprint import fingerprint
+from relume.checkpoint.fingerprint import fingerprint
 from relume.pack.report import PackReport, make_report, relative_errors
 from relume.pack.source import SourceExperts
 
