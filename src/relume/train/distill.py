@@ -70,9 +70,7 @@ class DistillConfig:
         OptimizerConfig(parameters=self.parameters, lr=self.lr)
         require(math.isfinite(self.kl) and self.kl >= 0, f"kl is {self.kl}: it must be at least 0")
         require(self.steps >= 1, f"steps is {self.steps}: it must be at least 1")
-        require(
-            self.train_batch_size >= 1, f"train_batch_size is {self.train_batch_size}: it must be at least 1"
-        )
+        require(self.train_batch_size >= 1, f"train_batch_size is {self.train_batch_size}: it must be at least 1")
 
     def recipe(self, model: str, answers: Path, answering: AnswerConfig) -> TrainConfig:
         """The whole training: masked cross-entropy over the answers, padding included, one mask ratio a sample."""

@@ -94,10 +94,7 @@ def make_batch(
     return Batch(
         **{
             name: torch.stack(
-                [
-                    F.pad(row[name], (0, longest - len(row[name])), value=fill.get(name, 0))
-                    for row in rows
-                ]
+                [F.pad(row[name], (0, longest - len(row[name])), value=fill.get(name, 0)) for row in rows]
             )
             for name in rows[0]
         }
