@@ -18,8 +18,8 @@ _FINAL_MARK = "####"  # GSM8K writes the final answer behind it
 def read_problems(path: Path) -> list[Problem]:
     """Problems of a file with one JSON object a line, `prompt` and `answer` or GSM8K's `question` and `answer`.
 
-    A line `#### 42` at an answer's end becomes the last line `42`. Blank lines are skipped. `answer_ids`, a list, are
-    the answer's tokens where a model wrote the file.
+    A line `#### 42` at an answer's end becomes the last line `42`. Blank lines are skipped. `answer_ids`, a list,
+    are the answer's tokens where a model wrote the file.
 
     Raises:
         RelumeError: the file cannot be read or holds no problem, or a line is wrong; names file and line.

@@ -31,8 +31,8 @@ class AnswerConfig:
         threshold: of the threshold decoder.
         temperature: 0 takes the most likely token.
         max_tokens: the longest answer; one that has no end of text by then is dropped.
-        batch_size: prompts decoded together; they share the dense weights' products, so that rounding, and rarely a
-            token, depends on it.
+        batch_size: prompts decoded together; they share the dense weights' products, so that rounding, and
+            rarely a token, depends on it.
         seed: of the draws at a temperature; each prompt has its own.
         dtype, device: in and on which it computes.
     """
@@ -94,8 +94,8 @@ def write_answers(
         The counts, those of earlier calls included.
 
     Raises:
-        RelumeError: no such model, a prompt too long for it, answers of another model, other options or other prompts
-            in `out`, or a full disk; answers that are there are kept.
+        RelumeError: no such model, a prompt too long for it, answers of another model, other options or other
+            prompts in `out`, or a full disk; answers that are there are kept.
     """
     require(bool(prompts), "there are no prompts to answer")
     texts = [prompt.strip() for prompt in prompts]  # as they are read from files

@@ -28,8 +28,8 @@ class ModelSection:
         init: a checkpoint folder to start from; empty starts from random weights.
         shape: keys of the official config.json for random weights; the byte tokenizer adds vocabulary and
             token ids.
-        routing: how the forward chooses experts, as `RoutingChoice.parse` reads it: `native`, `dmoe:p=0.6`, ... The
-            exported config.json names it, so that the model is run as it was trained.
+        routing: how the forward chooses experts, as `RoutingChoice.parse` reads it: `native`, `dmoe:p=0.6`, ...
+            The exported config.json names it, so that the model is run as it was trained.
     """
 
     init: str = ""
@@ -91,8 +91,8 @@ class ObjectiveConfig:
         wrong_ratio: the largest share of such a block's visible tokens that is wrong.
         visible_weight: loss weight of visible tokens that are right; wrong and masked ones have 1.
         substitutes: wrong tokens are drawn from this range of ids (from, to before), or from the answer itself.
-        kl_weight: of KL(start || trained) over the masked tokens' distributions at temperature 1, added to the loss;
-            the start is the model of [model] init as it was, with its native routing. 0 leaves it out.
+        kl_weight: of KL(start || trained) over the masked tokens' distributions at temperature 1, added to the
+            loss; the start is the model of [model] init as it was, with its native routing. 0 leaves it out.
     """
 
     copies: int = 1

@@ -53,8 +53,8 @@ class DistillConfig:
         parameters: `all` (published), `experts`, `experts+router` or `router`.
         kl: weight of KL(model as it was || trained) over the masked positions; published 0.
         steps: of the optimiser; published about 350,000.
-        lr: peak of AdamW's learning rate, which warms up over 3% of the steps and falls in a cosine to 0; published
-            2e-6.
+        lr: peak of AdamW's learning rate, which warms up over 3% of the steps and falls in a cosine to 0;
+            published 2e-6.
         train_batch_size: answers in a step, each noised twice; published 4, noised once.
     """
 
@@ -172,10 +172,10 @@ def distill(
     Network(shape, {}, torch.float32, RoutingChoice.parse(config.model.routing))  # refuses it before any work
     began = time.monotonic()
     with locked(out):
-        begun = (out / STATE_FILE).exists()
+        size = answers.stat().st_size if answers.exists() else 0
         counts = write_answers(model, prompts, answering, out, answered, note)
-        if begun:
-            note(f"{out}: the training goes on with {counts.kept} answers")
+        if (out / STATE_FILE).exists() and answers.stat().st_size > size:
+            note(f"{out}: the training goes on with more answers than it began with")
         _write(out / RECIPE_FILE, to_toml(config, "Made by relume distill; relume train repeats its training."))
     answered_at = time.monotonic()
     checkpoint = train(config, out, progress=trained, note=note)
