@@ -118,8 +118,13 @@ def write_answers(
                 requests = [Request(input_ids=encoded[index], decoding=config.decoding(index)) for index in batch]
                 file.append(engine.generate_batch(requests))
                 progress(len(batch), len(texts))
-    require(file.counts.kept > 0, f"{out}: none of the {len(texts)} answers ended in time; raise --max-tokens")
-    return file.counts
+    counts = file.counts
+    require(
+        counts.kept > 0,
+        f"{out}: nothing to learn from: of {counts.done} answers {counts.unterminated} did not end within "
+        f"max_tokens {config.max_tokens} and {counts.empty} are empty",
+    )
+    return counts
 
 
 def _encode(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:

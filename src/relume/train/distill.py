@@ -35,7 +35,7 @@ from relume.train.config import (
     TrainConfig,
     Trained,
 )
-from relume.train.job import Progress, train
+from relume.train.job import Progress, require_device, train
 from relume.train.network import Network
 from relume.train.recipe import to_toml
 from relume.train.state import STATE_FILE, locked
@@ -168,6 +168,7 @@ def distill(
     """
     answers = out.resolve() / ANSWERS_FILE
     config = tuning.recipe(_init(model), answers, answering)
+    require_device(answering.device)
     shape = identify(open_checkpoint(resolve_model(model)))[1]
     Network(shape, {}, torch.float32, RoutingChoice.parse(config.model.routing))  # refuses it before any work
     began = time.monotonic()

@@ -77,7 +77,7 @@ def train(
         RelumeError: a configuration that does not fit, a full disk, a state of another model, or a loss that is
             not finite. The last saved state is kept in every case.
     """
-    _require_device(config.run.device)
+    require_device(config.run.device)
     start = starting_point(config.model, config.run.seed)
     source = DataSource(config, start.config, Codec.of(start.tokenizer, start.config))
     trainer = Trainer(config, start.config, start.weights, len(source.names))
@@ -237,7 +237,8 @@ def _changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _require_device(device: str) -> None:
+def require_device(device: str) -> None:
+    """Raise `RelumeError` if nothing can be computed on `device`."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
