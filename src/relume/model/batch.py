@@ -22,8 +22,9 @@ class Segment:
         logit_rows: `[m]` indices into `token_ids` whose logits are wanted.
         block_length: of the request; sets which positions see each other.
         phase: what the forward is for.
-        masked: `[n]` bool, positions that await a token; `None` if there are none.
-        confidences: `[n]` float32 of the block's candidates in the iteration before; `None` if there was none.
+        masked: `[n]` bool, on the CPU, positions that await a token; `None` if there are none.
+        confidences: `[n]` float32, on the CPU, of the block's candidates in the iteration before; `None` if there
+            was none.
     """
 
     token_ids: torch.Tensor

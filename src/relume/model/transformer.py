@@ -124,9 +124,16 @@ class Transformer:
         ]
 
     def _route(self, layer: int, normed: torch.Tensor, span: Sequence[SegmentContext]) -> Routing:
-        residents = self.executor.residents(layer).to(self.device) if self.routing.uses_residents else None
-        requests = [(context.segment.num_tokens, context.segment.routed(residents)) for context in span]
-        return route_requests(self._layers[layer], normed, requests, self.config.router, self.routing)
+        residents = self.executor.residents(layer) if self.routing.uses_residents else None
+        segments = [context.segment for context in span]
+        return route_requests(
+            self._layers[layer],
+            normed,
+            [segment.num_tokens for segment in segments],
+            self.config.router,
+            self.routing,
+            [segment.routed(residents) for segment in segments],
+        )
 
     def _logits(self, x: torch.Tensor, span: Sequence[Segment]) -> list[torch.Tensor]:
         head = self._weights.get("lm_head", self._weights["embeddings"])

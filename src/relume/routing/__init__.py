@@ -57,25 +57,20 @@ def route(
 def route_requests(
     weights: Mapping[str, torch.Tensor],
     normed: torch.Tensor,
-    requests: Sequence[tuple[int, RoutedTokens | None]],
+    lengths: Sequence[int],
     config: RouterConfig,
     choice: RoutingChoice = NATIVE,
+    tokens: Sequence[RoutedTokens] | None = None,
 ) -> Routing:
-    """Routing of normed hidden states `[tokens, hidden]` of several requests.
+    """Routing of normed hidden states `[tokens, hidden]` whose requests have `lengths` tokens each.
 
-    Args:
-        weights: of the layer: `router` `[experts, hidden]` float32 and, if it has one, `router_bias`.
-        normed: the requests' tokens one after the other.
-        requests: how many tokens each has, and what is known of them.
-        config: the layer's router.
-        choice: see `route`.
+    `weights` holds the layer's `router` `[experts, hidden]` float32 and, if it has one, `router_bias`. See `route`
+    for `choice` and for what is known of each request's `tokens`.
     """
-    logits = F.linear(normed.float(), weights["router"])
-    rows = logits.split([num_tokens for num_tokens, _ in requests])
+    rows = F.linear(normed.float(), weights["router"]).split(list(lengths))
     bias = weights.get("router_bias")
-    return join(
-        [route(own, bias, config, choice, tokens) for own, (_, tokens) in zip(rows, requests, strict=True)]
-    )
+    known = [None] * len(rows) if tokens is None else tokens
+    return join([route(own, bias, config, choice, each) for own, each in zip(rows, known, strict=True)])
 
 
 def join(routings: Sequence[Routing]) -> Routing:

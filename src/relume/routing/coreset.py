@@ -47,7 +47,7 @@ def vote_order(shares: torch.Tensor, residents: torch.Tensor | None, strength: f
     """
     if residents is None or not strength:
         return top_indices(shares, shares.shape[-1])
-    return top_indices(shares + strength * (residents & (shares > 0.0)), shares.shape[-1])
+    return top_indices(shares + strength * (residents.to(shares.device) & (shares > 0.0)), shares.shape[-1])
 
 
 def first_of(order: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:

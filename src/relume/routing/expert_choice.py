@@ -47,7 +47,7 @@ def expert_choice(
     num_tokens, num_experts = selection.shape
     window = choice.window(tokens.block_length)
     ones = selection.new_ones(num_tokens)
-    masked = torch.zeros_like(ones) if tokens.masked is None else tokens.masked.to(ones.dtype)
+    masked = torch.zeros_like(ones) if tokens.masked is None else tokens.masked.to(ones)
     sizes = windows_of(ones, window).sum(dim=1).long()
     counts = tokens_per_expert(sizes, windows_of(masked, window).sum(dim=1), choice.resolved(config), num_experts)
     present = windows_of(ones, window).bool().unsqueeze(-1)

@@ -12,7 +12,7 @@ def legal_guard(num_experts: int, top_k: int, num_groups: int, kept_groups: int)
     An expert is legal for a token if it lies in the coreset and in a group that the token keeps (see
     `keep_groups`, with scores of -inf outside the coreset). A group's score is the sum of its two best, so one
     with fewer than two coreset experts scores -inf: it is *poor*, the others are *rich*. Rich groups are kept
-    before poor ones, in an order that scores can make any; poor ones by their number, so empty ones may come first.
+    before poor ones, in an order that scores can make any; poor ones by their number, so empty ones may be first.
 
     Taking an expert out of a group that a token drops leaves it as many legal ones, and if none is dropped all are
     legal; so if a size is too small, every smaller one is, and the answer is the largest size that fails, plus 1.

@@ -16,11 +16,11 @@ def hot_tokens(num_tokens: int, choice: RoutingChoice, tokens: RoutedTokens, dev
     if tokens.masked is None:
         return torch.ones(num_tokens, dtype=torch.bool, device=device)
     assert choice.distance is not None and choice.confidence is not None
-    masked = windows_of(tokens.masked, tokens.block_length)
+    masked = windows_of(tokens.masked.to(device), tokens.block_length)
     places = torch.arange(tokens.block_length, device=device)
     first = masked.int().argmax(dim=-1, keepdim=True)
     hot = (~masked | (places - first < choice.distance)).flatten()[:num_tokens]
-    return hot if tokens.confidences is None else hot | (tokens.confidences > choice.confidence)
+    return hot if tokens.confidences is None else hot | (tokens.confidences.to(device) > choice.confidence)
 
 
 @torch.no_grad()

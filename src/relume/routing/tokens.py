@@ -13,6 +13,8 @@ from relume.core import Phase
 class RoutedTokens:
     """Consecutive tokens of one request, whole blocks from the first; the last may be partial.
 
+    The tensors may lie on another device than the scores.
+
     Attributes:
         block_length: of the request.
         phase: what the forward is for.

@@ -33,6 +33,7 @@ class TraceMetadata:
         hardware: that was measured, or what simulated it.
         work: sizes that take time in a forward, where they are known.
         profile: path of the model's profile that the strategy began with; empty if there was none.
+        routing: with which tokens chose their experts.
         relume_version: that wrote the file.
     """
 
@@ -47,6 +48,7 @@ class TraceMetadata:
     hardware: str
     work: WorkShape | None = None
     profile: str = ""
+    routing: str = "native"
     relume_version: str = __version__
 
     def __post_init__(self) -> None:
