@@ -23,7 +23,7 @@ from relume.tasks.jsonl import read_problems
 from relume.train.answer_file import AnswerCounts
 from relume.train.answers import AnswerConfig, write_answers
 from relume.train.codec import Codec
-from relume.train.config import TrainConfig
+from relume.train.config import ModelSection, TrainConfig
 from relume.train.data import DataSource
 from relume.train.distill import DistillConfig, distill
 from relume.train.initial import read_weights
@@ -338,9 +338,11 @@ def test_the_export_names_its_routing(model: Path, answers: Path, tmp_path: Path
     folder = train(recipe(model, answers, routing="dmoe:p=0.5"), tmp_path / "tuned")
     values = json.loads((folder / "config.json").read_text())
     assert (values["routing"], values["core_threshold"]) == ("dmoe:p=0.5", 0.5)
+    kept = dataclasses.replace(recipe(folder, answers, steps=1), model=ModelSection(init=str(folder)))
+    assert json.loads((train(kept, tmp_path / "kept") / "config.json").read_text())["routing"] == "dmoe:p=0.5"
     native = train(recipe(folder, answers, routing="native", steps=1), tmp_path / "native")
     assert not {"routing", "core_threshold"} & json.loads((native / "config.json").read_text()).keys()
-    assert Engine.load(folder).tokenizer.has_chat_template
+    assert str(Engine.load(folder).routing) == "dmoe:p=0.5"
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

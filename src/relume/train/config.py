@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from relume.config import require, require_choice
+from relume.config import ModelConfig, require, require_choice
 from relume.core import RelumeError
-from relume.routing.choice import NATIVE, RoutingChoice
+from relume.routing.choice import RoutingChoice
 from relume.train.sections import build_section, is_number, require_at_least
 
 MaskScope = Literal["block", "sample"]
@@ -28,19 +28,20 @@ class ModelSection:
         init: a checkpoint folder to start from; empty starts from random weights.
         shape: keys of the official config.json for random weights; the byte tokenizer adds vocabulary and
             token ids.
-        routing: how the forward chooses experts, as `RoutingChoice.parse` reads it: `native`, `dmoe:p=0.6`, ...
-            The exported config.json names it, so that the model is run as it was trained.
+        routing: how the forward chooses experts, as `RoutingChoice.parse` reads it: `native`, `dmoe:p=0.6`, ...;
+            empty for the model's own. The exported config.json names it: the model is run as it was trained.
     """
 
     init: str = ""
     shape: Mapping[str, Any] = field(default_factory=dict)
-    routing: str = str(NATIVE)
+    routing: str = ""
 
     def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "routing", str(RoutingChoice.parse(self.routing)))
-        except RelumeError as error:
-            raise RelumeError(f"[model] routing: {error}") from None
+        if self.routing:
+            try:
+                object.__setattr__(self, "routing", str(RoutingChoice.parse(self.routing)))
+            except RelumeError as error:
+                raise RelumeError(f"[model] routing: {error}") from None
         require(bool(self.init) != bool(self.shape), "[model] needs either init or a table [model.shape]")
 
 
@@ -92,7 +93,7 @@ class ObjectiveConfig:
         visible_weight: loss weight of visible tokens that are right; wrong and masked ones have 1.
         substitutes: wrong tokens are drawn from this range of ids (from, to before), or from the answer itself.
         kl_weight: of KL(start || trained) over the masked tokens' distributions at temperature 1, added to the
-            loss; the start is the model of [model] init as it was, with its native routing. 0 leaves it out.
+            loss; the start is the model of [model] init as it was, with its own routing. 0 leaves it out.
     """
 
     copies: int = 1
@@ -234,6 +235,10 @@ class TrainConfig:
             return cls.from_mapping(values)
         except RelumeError as error:
             raise RelumeError(f"{path}: {error}") from None
+
+    def routing(self, model: ModelConfig) -> RoutingChoice:
+        """That a model is trained with."""
+        return RoutingChoice.parse(self.model.routing or model.routing)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a state file."""

@@ -13,7 +13,6 @@ import torch
 
 from relume.config import require
 from relume.core import RelumeError
-from relume.routing.choice import RoutingChoice
 from relume.train.codec import Codec
 from relume.train.config import TrainConfig
 from relume.train.data import DataSource, StepData
@@ -159,7 +158,7 @@ class _Job:
     def export(self) -> Path:
         """Write the model."""
         out, start = self._out / CHECKPOINT_FOLDER, self._start
-        config_json = routing_keys(start.config_json, RoutingChoice.parse(self._config.model.routing))
+        config_json = routing_keys(start.config_json, self._config.routing(start.config))
         export_checkpoint(out, start.family, start.config, self._trainer.result, config_json, start.files)
         return out
 
@@ -228,12 +227,12 @@ class _Window:
 
 
 def _changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:
-    """Dotted names of the values that differ."""
+    """Dotted names of the values that differ; one that was not known yet when it was saved was empty or 0."""
     return {
         f"{section}.{key}"
         for section, values in current.items()
         for key, value in values.items()
-        if saved.get(section, {}).get(key) != value
+        if saved.get(section, {}).get(key, type(value)()) != value
     }
 
 

@@ -76,15 +76,15 @@ class Trainer:
         self.averaged = (
             {name: weight.clone() for name, weight in self.weights.items()} if config.optimizer.ema_decay else {}
         )
+        dtype = getattr(torch, config.run.dtype)
         self._teacher: Network | None = None
         if config.objective.kl_weight:
             frozen = {name: weight.clone() for name, weight in self.weights.items()}
-            self._teacher = Network(model, frozen, getattr(torch, config.run.dtype))
+            self._teacher = Network(model, frozen, dtype, RoutingChoice.parse(model.routing))
         self.optimizer = Optimizer(self.weights, config.optimizer)
         for weight in self.optimizer.weights:
             weight.requires_grad_()
-        dtype = getattr(torch, config.run.dtype)
-        self._network = Network(model, self.weights, dtype, RoutingChoice.parse(config.model.routing))
+        self._network = Network(model, self.weights, dtype, config.routing(model))
         self._num_tasks = num_tasks
         self._workers = config.run.workers if self.device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(self._workers, initializer=self._start_worker)
