@@ -48,6 +48,8 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
     work, planned = found.planner.work, found.plan
     prediction = predict(config, sizes, work, planned, load_profile(), found.settings.direct)
     reasons = list(prediction.reasons)
+    if routing.choice.name not in {"native", "top-k"}:
+        reasons.append(f"The prediction is of native routing; {routing.choice} may use fewer experts.")
     if not checkpoint.tensors and not declared_dtype(checkpoint.config):
         reasons.insert(
             0, "config.json declares no dtype and not all shards are here: weights stored in bfloat16 are assumed."

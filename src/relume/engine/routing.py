@@ -46,8 +46,10 @@ class RoutingInForce:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One line if the model's own routing gave way."""
-        return () if self.is_own else (f"routing {self.choice} instead of the model's own {self.own}",)
+        """One line each: the model's own routing gave way, or the plan does not hold all that the choice takes."""
+        other = () if self.is_own else (f"routing {self.choice} instead of the model's own {self.own}",)
+        wide = (f"routing {self.choice}: the memory plan does not count tokens with more experts than the top-k",)
+        return (*other, *wide) if self.choice.is_ragged else other
 
     def check_strategy(self, strategy: str) -> None:
         """Raise `RelumeError` if a strategy needs as many experts for every token, and the routing differs."""

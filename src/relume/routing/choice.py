@@ -2,80 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from math import isfinite
 from typing import Any, Self
 
 from relume.config import RouterConfig, require
-from relume.core import Registry, RelumeError
+from relume.core import RelumeError
 from relume.routing.guard import legal_guard
-
-
-@dataclass(frozen=True)
-class _Option:
-    """A value's type, what it must be, and in words."""
-
-    read: Callable[[str], Any]
-    holds: Callable[[Any], bool]
-    words: str
-
-
-def _count(least: int) -> _Option:
-    return _Option(int, lambda value: value >= least, f"a whole number of at least {least}")
-
-
-def _one_of(*names: str) -> _Option:
-    return _Option(str, lambda value: value in names, f"one of {', '.join(names)}")
-
-
-def _number(read_as: str, holds: Callable[[float], bool]) -> _Option:
-    return _Option(float, lambda value: isfinite(value) and holds(value), read_as)
-
-
-_OPTIONS: Mapping[str, _Option] = {
-    "n": _count(1),
-    "share": _number("a number above 0 and at most 1", lambda value: 0.0 < value <= 1.0),
-    "least": _number("a positive number", lambda value: value > 0.0),
-    "most": _number("a positive number", lambda value: value > 0.0),
-    "distance": _count(0),
-    "confidence": _number("a number in 0..1", lambda value: 0.0 <= value <= 1.0),
-    "p": _number("a number above 0 and at most 1", lambda value: 0.0 < value <= 1.0),
-    "guard": _count(1),
-    "aggregate": _one_of("sum", "max"),
-    "block": _count(1),
-    "prefill": _one_of("same", "native"),
-    "residents": _number("a number of at least 0", lambda value: value >= 0.0),
-}
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """Options of one routing: those that must be given, those that may, and what some are otherwise."""
-
-    required: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    defaults: tuple[tuple[str, Any], ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.required + self.optional
-
-
-_VOTED = ("guard", "aggregate", "block", "prefill", "residents")
-#: Every routing by name. Those with a guard restrict a window's tokens to a coreset of experts.
-ROUTINGS: Registry[_Kind] = Registry(
-    "routing",
-    {
-        "native": _Kind(),
-        "top-k": _Kind(required=("n",)),
-        "des-seq": _Kind(required=("n",), optional=("guard", "block", "prefill")),
-        "des-vote": _Kind(optional=("share", *_VOTED), defaults=(("share", 0.15),)),
-        "expert-choice": _Kind(optional=("least", "most", "block", "prefill")),
-        "team": _Kind(required=("distance", "confidence"), optional=("guard",)),
-        "dmoe": _Kind(optional=("p", *_VOTED), defaults=(("p", 0.6),)),
-    },
-)
+from relume.routing.options import OPTIONS, ROUTINGS
 
 
 @dataclass(frozen=True)
@@ -127,8 +60,10 @@ class RoutingChoice:
             if getattr(self, key) == unsaid and key in kind.names:
                 object.__setattr__(self, key, None)  # one choice, one text
         for key, value in self._given().items():
-            require(key in kind.names, f"routing {self.name}: no option {key!r}; {_known(kind)}")
-            option = _OPTIONS[key]
+            require(key in kind.names, f"routing {self.name}: no option {key!r}; {kind.known}")
+            option = OPTIONS[key]
+            if option.read is float:
+                object.__setattr__(self, key, float(value))
             require(option.holds(value), f"routing {self.name}: {key} is {value}: {option.words} was expected")
         for key in kind.required:
             require(
@@ -154,13 +89,13 @@ class RoutingChoice:
             key, equals, value = part.partition("=")
             if not equals and len(kind.required) == 1:  # the one that must be given may go without its name
                 key, value = kind.required[0], part
-            require(key in kind.names, f"routing {text!r}: no option {key!r}; {_known(kind)}")
+            require(key in kind.names, f"routing {text!r}: no option {key!r}; {kind.known}")
             require(key not in values, f"routing {text!r}: {key} is given twice")
             try:
-                values[key] = _OPTIONS[key].read(value)
+                values[key] = OPTIONS[key].read(value)
             except ValueError:
                 raise RelumeError(
-                    f"routing {text!r}: {key} is {value!r}: {_OPTIONS[key].words} was expected"
+                    f"routing {text!r}: {key} is {value!r}: {OPTIONS[key].words} was expected"
                 ) from None
         return cls(name, **values)
 
@@ -231,12 +166,10 @@ class RoutingChoice:
                 f"routing {self}: n must be less than the {config.top_k} experts of a token",
             )
         if self.is_ragged:
-            whole = self.resolved(config)
-            assert whole.least is not None and whole.most is not None
+            whole = self.resolved(config)  # refuses a least that exceeds the most
             require(
-                whole.least <= whole.most <= config.num_experts,
-                f"routing {self}: a token has {whole.least:g} to {whole.most:g} experts on average, which must be "
-                f"in order and at most the layer's {config.num_experts}",
+                whole.most is not None and whole.most <= config.num_experts,
+                f"routing {self}: a token cannot have {whole.most} experts of the layer's {config.num_experts}",
             )
 
     def check_block_length(self, block_length: int) -> None:
@@ -251,10 +184,6 @@ class RoutingChoice:
     def _given(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
         return {key: value for key, value in values.items() if value is not None}
-
-
-def _known(kind: _Kind) -> str:
-    return f"it has {', '.join(kind.names)}" if kind.names else "it has none"
 
 
 def _text(value: object) -> str:

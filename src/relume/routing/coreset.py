@@ -21,15 +21,20 @@ def windows_of(values: torch.Tensor, window: int) -> torch.Tensor:
     return padded.view(-1, window, *values.shape[1:])
 
 
+def best_experts(selection: torch.Tensor, count: int) -> torch.Tensor:
+    """`[tokens, experts]` bool: each token's `count` largest scores, ties to the lower id, without a full sort."""
+    smallest = selection.topk(count, dim=-1).values[:, -1:]
+    above, tied = selection > smallest, selection == smallest
+    return above | (tied & (tied.cumsum(dim=-1) <= count - above.sum(dim=-1, keepdim=True)))
+
+
 def token_votes(selection: torch.Tensor, count: int) -> torch.Tensor:
     """Votes `[tokens, experts]` float64: a token's `count` largest biased scores, of all groups; 0 for the others.
 
     A negative score, which a bias can cause, votes 0: with negative votes a larger share of them could be fewer
     experts. Published scores are not, so nothing published changes.
     """
-    best = top_indices(selection, count)
-    votes = selection.gather(-1, best).clamp(min=0.0).double()
-    return torch.zeros_like(selection, dtype=torch.float64).scatter_(-1, best, votes)
+    return selection.clamp(min=0.0).masked_fill(~best_experts(selection, count), 0.0).double()
 
 
 def normalised_votes(selection: torch.Tensor, count: int, window: int, aggregate: str | None) -> torch.Tensor:
@@ -83,13 +88,11 @@ def coreset(
         window: tokens that share a coreset.
         residents: `[experts]` bool.
     """
-    # DES-Seq unites what each token likes best: the order in which votes come matters for its guard only.
-    count = choice.n if choice.name == "des-seq" and choice.n is not None else config.top_k
     shares = normalised_votes(selection, config.top_k, window, choice.aggregate)
     if choice.name == "des-seq":
-        liked = torch.zeros_like(selection).scatter_(-1, top_indices(selection, count), 1.0)
-        united = windows_of(liked, window).amax(dim=1)
-        return extended(united > 0.0, shares, choice.smallest(config))
+        assert choice.n is not None
+        united = windows_of(best_experts(selection, choice.n), window).any(dim=1)
+        return extended(united, shares, choice.smallest(config))
     order = vote_order(shares, residents, choice.residents or 0.0)
     if choice.share is not None:
         sizes = torch.full((len(order),), round(choice.share * config.num_experts), device=order.device)

@@ -6,8 +6,7 @@ import torch
 
 from relume.config import RouterConfig
 from relume.routing.choice import RoutingChoice
-from relume.routing.coreset import extended, limit_groups, normalised_votes, restrict, windows_of
-from relume.routing.token_choice import top_indices
+from relume.routing.coreset import best_experts, extended, limit_groups, normalised_votes, restrict, windows_of
 from relume.routing.tokens import RoutedTokens
 
 
@@ -35,9 +34,8 @@ def team_selection(
     """
     window = tokens.block_length
     hot = hot_tokens(len(selection), choice, tokens, selection.device)
-    chosen = torch.zeros_like(selection)
-    chosen.scatter_(-1, top_indices(limit_groups(selection, config), config.top_k), 1.0)
-    used = windows_of(chosen * hot.unsqueeze(-1), window).amax(dim=1) > 0.0
+    chosen = best_experts(limit_groups(selection, config), config.top_k)
+    used = windows_of(chosen & hot.unsqueeze(-1), window).any(dim=1)
     legal = limit_groups(restrict(selection, used, window), config).isfinite().sum(dim=-1)
     lacking = windows_of(~hot & (legal < config.top_k), window).any(dim=1)
     cold_votes = selection.masked_fill(hot.unsqueeze(-1), 0.0)
