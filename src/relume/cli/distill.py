@@ -41,7 +41,7 @@ def distill(
     steps: Annotated[int, typer.Option(help="Of the optimiser.")] = 1500,
     lr: Annotated[
         float, typer.Option(help="Peak learning rate; published 2e-6, for 16 billion parameters.")
-    ] = 3e-4,
+    ] = 1e-3,
     train_batch_size: Annotated[int, typer.Option(help="Answers in a step; published 4.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the tasks' prompts, all draws and the training.")] = 0,
     dtype: Annotated[

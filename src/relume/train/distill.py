@@ -62,7 +62,7 @@ class DistillConfig:
     parameters: Trained = "all"
     kl: float = 0.0
     steps: int = 1500
-    lr: float = 3e-4
+    lr: float = 1e-3
     train_batch_size: int = 64
 
     def __post_init__(self) -> None:
