@@ -27,8 +27,8 @@ def _one_of(*names: str) -> Option:
     return Option(str, lambda value: value in names, f"one of {', '.join(names)}")
 
 
-def _number(read_as: str, holds: Callable[[float], bool]) -> Option:
-    return Option(float, lambda value: isfinite(value) and holds(value), read_as)
+def _number(words: str, holds: Callable[[float], bool]) -> Option:
+    return Option(float, lambda value: isfinite(value) and holds(value), words)
 
 
 #: By name.
