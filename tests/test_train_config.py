@@ -36,7 +36,7 @@ RECIPE = Path(__file__).parent.parent / "recipes" / "demo.toml"
         ({"data": {"files": [1]}}, "a list is needed"),
         ({"objective": {"wrong_share": 2.0}}, "wrong_share is 2.0"),
         ({"optimizer": {"name": "sgd"}}, "adamw, muon"),
-        ({"optimizer": {"parameters": "attention"}}, "all, experts, router"),
+        ({"optimizer": {"parameters": "attention"}}, r"all, experts, experts\+router, router"),
         ({"data": {"tasks": {}}}, "neither tasks nor files"),
         ({"data": {"tasks": {"compare": 0}}}, "compare is 0"),
         ({"model": {"init": "somewhere"}}, "either init or a table"),

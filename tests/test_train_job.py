@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from relume.core import RelumeError
 from relume.train.config import TrainConfig
 from relume.train.job import Progress, train
 from relume.train.starting_point import starting_point
-from relume.train.state import load_state, locked
+from relume.train.state import load_state, locked, save_state
 from relume.train.trainer import Trainer
 from training import small_config
 
@@ -137,6 +138,18 @@ def test_another_model_is_refused_and_other_values_are_announced(tmp_path: Path)
     assert "other values of optimizer.lr" in notes[0]
     with pytest.raises(RelumeError, match="optimiser state is of another kind"):
         train(small_config(optimizer={"name": "muon"}), tmp_path)
+
+
+def test_a_state_from_before_a_value_was_known_goes_on(tmp_path: Path) -> None:
+    train(small_config(), tmp_path, stop_after=1)
+    state = load_state(tmp_path)
+    assert state is not None
+    config = {name: dict(values) for name, values in state.config.items()}
+    del config["model"]["routing"], config["objective"]["kl_weight"]
+    save_state(tmp_path, dataclasses.replace(state, config=config))
+    notes: list[str] = []
+    train(small_config(), tmp_path, stop_after=2, note=notes.append)
+    assert notes == [f"{tmp_path}: continues after step 1"]
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_keeps_the_state(

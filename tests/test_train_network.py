@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from relume import Engine
-from relume.core import Routing
+from relume.core import RelumeError, Routing
 from relume.experts.kernels import swiglu
 from relume.model.layers import rms_norm
+from relume.routing.choice import RoutingChoice
 from relume.train.balancing import balance
 from relume.train.codec import Codec
 from relume.train.data import DataSource
@@ -44,18 +45,26 @@ def make_batch(start: StartingPoint) -> Batch:
     return source.step(0).batches[0]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.25)])
-def test_logits_are_the_engines(
-    start: StartingPoint, tmp_path: Path, dtype: torch.dtype, tolerance: float
-) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "routing"),
+    [
+        (torch.float32, "native"),
+        (torch.bfloat16, "native"),
+        (torch.float32, "dmoe:p=0.3"),
+        (torch.float32, "dmoe:p=0.2:block=4"),
+        (torch.float32, "team:distance=2:confidence=0.9"),
+    ],
+)
+def test_logits_are_the_engines(start: StartingPoint, tmp_path: Path, dtype: torch.dtype, routing: str) -> None:
     batch = make_batch(start)
     export_checkpoint(
         tmp_path / "model", start.family, start.config, start.weights, start.config_json, start.files, dtype
     )
-    engine = Engine.load(tmp_path / "model", dtype="float32")
+    engine = Engine.load(tmp_path / "model", dtype="float32", routing=routing)
     # In bfloat16 the network takes the rounded weights: rounding may move a token to another expert.
     weights = start.weights if dtype == torch.float32 else read_weights(tmp_path / "model")[3]
-    logits = Network(start.config, weights, torch.float32).forward(batch).logits
+    network = Network(start.config, weights, torch.float32, RoutingChoice.parse(routing))
+    logits = network.forward(batch).logits
     predicted = batch.loss_weights > 0
     row_of = torch.arange(len(batch.blocks)).unsqueeze(1).expand_as(batch.blocks)[predicted]
     found = 0
@@ -158,3 +167,34 @@ def test_balancing_moves_the_bias_only_by_its_rate() -> None:
     bias = torch.zeros(4)
     balance(bias, torch.tensor([0, 10, 5, 5]), rate=0.01)
     torch.testing.assert_close(bias, torch.tensor([0.01, -0.01, 0.0, 0.0]))
+
+
+def test_clean_blocks_may_route_natively_as_prefills_do(start: StartingPoint) -> None:
+    batch = make_batch(start)
+    normed = torch.randn(
+        batch.token_ids.numel(), start.config.hidden_size, generator=torch.Generator().manual_seed(1)
+    )
+    router = (start.weights["layers.1.router"], start.weights["layers.1.router_bias"])
+    ids = {
+        text: Network(start.config, start.weights, torch.float32, RoutingChoice.parse(text))
+        .route(normed, *router, batch)
+        .expert_ids
+        for text in ("native", "dmoe:p=0.1", "dmoe:p=0.1:prefill=native")
+    }
+    clean = batch.copies.flatten() == 0
+    assert torch.equal(ids["dmoe:p=0.1:prefill=native"][clean], ids["native"][clean])
+    assert torch.equal(ids["dmoe:p=0.1:prefill=native"][~clean], ids["dmoe:p=0.1"][~clean])
+    assert not torch.equal(ids["dmoe:p=0.1"][clean], ids["native"][clean])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("expert-choice", "as many experts each"),
+        ("dmoe:block=16", "no whole windows of 16"),
+        ("dmoe:guard=1", "leave the guard out for"),
+    ],
+)
+def test_a_routing_that_cannot_be_trained_is_refused(start: StartingPoint, text: str, message: str) -> None:
+    with pytest.raises(RelumeError, match=message):
+        Network(start.config, start.weights, torch.float32, RoutingChoice.parse(text))

@@ -132,7 +132,8 @@ class ModelConfig:
     """The shape of a model, in relume's words; a family translates its `config.json` into one.
 
     `shared_size` is the width of the shared expert (0: none); `dense_size` that of the first
-    `num_dense_layers` feed-forward layers. Token ids that a checkpoint lacks are `None`.
+    `num_dense_layers` feed-forward layers. Token ids that a checkpoint lacks are `None`. `routing` is the one that
+    the model is made for, as `routing.choice.RoutingChoice.parse` reads it.
     """
 
     family: str
@@ -157,6 +158,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     delete_token_id: int | None = None
     split_token_id: int | None = None
+    routing: str = "native"
 
     def __post_init__(self) -> None:
         for name in (
@@ -313,6 +315,8 @@ class EngineConfig:
         num_threads: that compute; by default one a core.
         hardware: a machine to charge the time of, instead of taking this one's: a name of
             `machine.hardware.HARDWARE`, `this`, or the path of a profile.
+        routing: how tokens choose experts, as `routing.choice.RoutingChoice.parse` reads it; by default as the
+            model's checkpoint says, which is `native` unless it was trained for another. Any other is lossy.
     """
 
     dtype: DTypeName = "auto"
@@ -331,6 +335,7 @@ class EngineConfig:
     host_memory: str | None = None
     num_threads: int | None = None
     hardware: str | None = None
+    routing: str | None = None
 
     def __post_init__(self) -> None:
         require_types(self)

@@ -29,10 +29,13 @@ class Routing:
     Attributes:
         expert_ids: `[tokens, k]` int64, in routing order (the order in which outputs are summed).
         weights: `[tokens, k]` float32.
+        used: `[tokens, k]` bool where tokens differ in how many experts they have: the others only fill up the
+            rows, have weight 0 and are not computed. `None`: all are used.
     """
 
     expert_ids: torch.Tensor
     weights: torch.Tensor
+    used: torch.Tensor | None = None
 
 
 class Phase(enum.Enum):

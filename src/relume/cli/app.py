@@ -10,6 +10,7 @@ from relume import __version__
 from relume.cli import (
     bench,
     chat,
+    distill,
     eval_model,
     generate,
     inspect_model,
@@ -50,6 +51,7 @@ app.command("machine")(machine.machine)
 app.command("synth")(synth.synth)
 app.command("pack")(pack.pack)
 app.command("train")(train.train)
+app.command("distill")(distill.distill)
 app.command("eval")(eval_model.eval_model)
 app.command("simulate")(simulate.simulate)
 app.add_typer(trace.trace, name="trace")

@@ -46,6 +46,7 @@ def describe(model: str, revision: str | None, offline: bool) -> dict[str, Any]:
         "experts_per_layer": router.num_experts,
         "experts_per_token": router.top_k,
         "expert_capacity": router.capacity or None,
+        "routing": shape.routing,
         "block_length": shape.block_length,
         "max_context": shape.max_context,
         "mask_token_id": shape.mask_token_id,

@@ -29,6 +29,7 @@ _HELP = {
     "host_memory": "Experts to hold in RAM besides, as --expert-memory: beside a GPU, to spare the disk.",
     "num_threads": "Threads that compute; by default one a core.",
     "hardware": "Charge the time of rtx4090, a100-40, ... instead: every time is then simulated.",
+    "routing": "How tokens choose experts: native, dmoe:p=0.6, top-k:4, ...; by default as the model was trained.",
     "revision": "Branch, tag or commit of a hub id.",
     "offline": "Use only what was downloaded before.",
 }
@@ -53,11 +54,13 @@ class LoadOptions:
     host_memory: str | None = None
     num_threads: int | None = None
     hardware: str | None = None
+    routing: str | None = None
     revision: str | None = None
     offline: bool = False
 
     def __post_init__(self) -> None:
         from relume.machine.hardware import load_hardware
+        from relume.routing.choice import RoutingChoice
         from relume.strategy.budget import ExpertMemory, parse_size
         from relume.strategy.strategies import Strategy
 
@@ -70,6 +73,8 @@ class LoadOptions:
             Strategy.parse(self.strategy)
         if self.hardware is not None:
             load_hardware(self.hardware)
+        if self.routing is not None:
+            RoutingChoice.parse(self.routing)
         self.engine()  # building it checks the values
         ExpertMemory.parse(self.expert_memory)
         if self.host_memory is not None:

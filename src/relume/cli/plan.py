@@ -43,6 +43,7 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
     from relume.checkpoint.hub import resolve_model
     from relume.engine.predict import predict
     from relume.engine.provision import provision
+    from relume.engine.routing import RoutingInForce
     from relume.machine.profile import load_profile
     from relume.model.families import survey
     from relume.model.loading import compute_dtype
@@ -50,13 +51,17 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
     from relume.simulate.intervals import describe_refresh
 
     checkpoint, family, config = survey(resolve_model(model, loading.revision, loading.offline, weights=False))
-    sizes = model_sizes(family, config)
+    routing = RoutingInForce.of(config, loading.routing)
+    config, sizes = routing.config, model_sizes(family, config)
     stored = stored_dtype(checkpoint.config, checkpoint.tensors)
     dtype = compute_dtype(checkpoint, loading.dtype)
     found = provision(config, sizes, loading.engine(batch), dtype, stored, checkpoint.pack, checkpoint.folder)
+    routing.check_strategy(found.strategy)
     work, planned = found.planner.work, found.plan
     prediction = predict(config, sizes, work, planned, load_profile(), found.settings.direct)
     reasons = list(prediction.reasons)
+    if routing.choice.name not in {"native", "top-k"}:
+        reasons.append(f"The prediction is of native routing; {routing.choice} may use fewer experts.")
     if not checkpoint.tensors and not declared_dtype(checkpoint.config):
         reasons.insert(
             0, "config.json declares no dtype and not all shards are here: weights stored in bfloat16 are assumed."
@@ -68,6 +73,7 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
         "memory_limit_bytes": found.memory.limit_bytes,
         "memory_limit_source": found.memory.source,
         "smallest_memory_bytes": found.planner.smallest_memory(),
+        "routing": str(routing.choice),
         "strategy": found.strategy,
         "slots_per_layer": list(planned.slots_per_layer),
         "experts_per_layer": config.router.num_experts,
@@ -81,7 +87,7 @@ def describe(model: str, loading: LoadOptions, batch: int) -> dict[str, Any]:
         "kind": "simulated",
         "refresh": describe_refresh(found),
         "reasons": reasons,
-        "warnings": list(found.warnings),
+        "warnings": [*routing.warnings, *found.warnings],
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NoReturn
 
@@ -43,6 +43,25 @@ def byte_progress(title: str) -> AbstractContextManager[Progress]:
 def item_progress(title: str) -> AbstractContextManager[Progress]:
     """The same for things that are counted."""
     return _progress(title, MofNCompleteColumn())
+
+
+@contextmanager
+def status_line() -> Iterator[Callable[[object], None]]:
+    """A line that is written over by the next; silent unless stderr is a terminal."""
+    console = Console(stderr=True, highlight=False)
+    shown = False
+
+    def show(status: object) -> None:
+        nonlocal shown
+        if console.is_terminal:
+            console.print(f"\r{status}", end="", soft_wrap=True)
+            shown = True
+
+    try:
+        yield show
+    finally:
+        if shown:
+            console.print()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ def describe(path: Path, metadata: TraceMetadata, summary: TraceSummary) -> dict
         "experts_per_layer": shape.num_experts,
         "experts_per_token": shape.top_k,
         "block_length": metadata.block_length,
+        "routing": metadata.routing,
         "strategy": metadata.strategy,
         "slots": list(metadata.slots),
         "shared": metadata.shared,

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from relume.cli.terminal import note
-
-if TYPE_CHECKING:
-    from relume.train.job import Progress
+from relume.cli.terminal import note, status_line
 
 
 def train(
@@ -27,14 +23,7 @@ def train(
     from relume.train.config import TrainConfig
     from relume.train.job import train as run
 
-    console = Console(stderr=True, highlight=False)
-
-    def show(progress: Progress) -> None:
-        if console.is_terminal:
-            console.print(f"\r{progress}", end="", soft_wrap=True)
-
     config = TrainConfig.from_file(recipe)
-    folder = run(config, out, max_seconds=max_seconds, progress=show, note=note)
-    if console.is_terminal:
-        console.print()
+    with status_line() as show:
+        folder = run(config, out, max_seconds=max_seconds, progress=show, note=note)
     typer.echo(str(folder))

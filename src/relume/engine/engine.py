@@ -21,10 +21,11 @@ from relume.config import DecodingConfig, DTypeName, EngineConfig, require
 from relume.core import Phase, Progress, RelumeError
 from relume.engine.events import Event
 from relume.engine.memory_plan import MemoryPlan
-from relume.engine.provision import Provision, compute_threads, provision
+from relume.engine.provision import DEFAULT_STRATEGY, Provision, compute_threads, provision
 from relume.engine.recorder import Recorder
 from relume.engine.request import Messages, Request, whole_numbers
 from relume.engine.result import GenerationResult, Statistics
+from relume.engine.routing import RoutingInForce
 from relume.engine.runtime import Runtime
 from relume.engine.scheduler import Scheduler
 from relume.engine.sequence import DecodingSequence, check_block_length, check_tokens
@@ -46,12 +47,15 @@ class Engine:
     Attributes:
         folder: of the checkpoint.
         config: the model's shape.
+        routing: how its tokens choose experts.
     """
 
     def __init__(self, checkpoint: Checkpoint, engine: EngineConfig) -> None:
         self.folder = checkpoint.folder
         self._checkpoint = checkpoint
-        self._family, self.config = identify(checkpoint)
+        self._family, config = identify(checkpoint)
+        self._routing = RoutingInForce.of(config, engine.routing)
+        self.config, self.routing = self._routing.config, self._routing.choice
         self._engine = engine
         self._runtime_or_none: Runtime | None = None
         self._finalizer: Callable[[], object] = lambda: None
@@ -115,6 +119,7 @@ class Engine:
             self._engine.num_threads or compute_threads(),
             progress or (lambda _read, _total: None),
             self._engine.exact_batches,
+            self.routing,
         )
         self._runtime_or_none = Runtime(loaded, self.config, self._provision)
         self._finalizer = weakref.finalize(self, loaded.close)
@@ -138,7 +143,11 @@ class Engine:
     def _provision(self) -> Provision:
         stored = self._stored_dtype
         sizes = model_sizes(self._family, self.config)
-        return provision(self.config, sizes, self._engine, self._dtype, stored, self._checkpoint.pack, self.folder)
+        found = provision(
+            self.config, sizes, self._engine, self._dtype, stored, self._checkpoint.pack, self.folder
+        )
+        self._routing.check_strategy(found.strategy)
+        return found
 
     @property
     def plan(self) -> MemoryPlan:
@@ -153,7 +162,8 @@ class Engine:
         stopped: tuple[str, ...] = ()
         if runtime is not None and runtime.model.experts.placement.monitor.stopped:
             stopped = ("experts are no longer brought ahead: most of those that were had not been used",)
-        return (*relume.startup_fallbacks, *self._provision.warnings, *loaded, *stopped)
+        chosen = (*self._routing.warnings, *self._provision.warnings)
+        return (*relume.startup_fallbacks, *chosen, *loaded, *stopped)
 
     def resize_experts(self, expert_memory: str) -> None:
         """Let fewer experts be resident from the next forward on, or again as many as the engine was loaded for.
@@ -164,8 +174,11 @@ class Engine:
             expert_memory: as in `EngineConfig`.
 
         Raises:
-            RelumeError: no such amount, or more than the engine was loaded for.
+            RelumeError: no such amount, more than the engine was loaded for, or a strategy that the routing does
+                not suit.
         """
+        if self._runtime.strategy == "full":
+            self._routing.check_strategy(DEFAULT_STRATEGY)
         self._runtime.resize_experts(expert_memory)
 
     def record(self, path: str | Path) -> AbstractContextManager[None]:
@@ -177,6 +190,7 @@ class Engine:
 
     @contextmanager
     def _recording(self, path: Path) -> Iterator[None]:
+        self._routing.check_recording()
         memory = self._model.experts
         metadata = TraceMetadata(
             model=self.folder.name,
@@ -191,6 +205,7 @@ class Engine:
             work=self._provision.work,
             profile=self._provision.profile,
             costs=self._provision.costs,
+            routing=str(self.routing),
         )
         with TraceWriter(path, metadata) as writer, self._runtime.recording(Recorder(writer)):
             yield
@@ -287,6 +302,8 @@ class Engine:
     ) -> torch.Tensor:
         """Logits of one strictly block-causal pass over `input_ids`.
 
+        The routing takes every block for one that is denoised, whose masks are those that hold the mask token.
+
         Args:
             input_ids: token ids; the last block may be partial.
             block_length: positions that see each other; the model's by default.
@@ -301,7 +318,7 @@ class Engine:
         length = self.config.block_length if block_length is None else block_length
         ids = whole_numbers(input_ids)
         check_tokens(ids, self.config)
-        check_block_length(length, self.config)
+        check_block_length(length, self.config, self.routing)
         EngineConfig(prefill_blocks=prefill_blocks)  # refuses what is no number of blocks
         runtime = self._runtime
         tokens = torch.tensor(ids, dtype=torch.int64, device=self._model.transformer.device)
@@ -311,7 +328,9 @@ class Engine:
             rows = torch.arange(len(part), device=part.device)
             with runtime.lock:
                 require(runtime.recorder is None, "logits cannot be asked for while a trace is recorded")
-                found += runtime.forward([Segment(part, cache, rows, length)])[0]
+                masked = (part == self.config.mask_token_id).cpu()
+                segment = Segment(part, cache, rows, length, Phase.DENOISE, masked)
+                found += runtime.forward([segment])[0]
             cache.commit(len(part))
         return torch.cat(found)
 
@@ -351,6 +370,7 @@ class Engine:
             decode,
             self._engine.prefill_blocks,
             next(self._numbers),
+            self.routing,
         )
         context = self._provision.planner.work.context
         planned = -(-context // sequence.block_length) * sequence.block_length
@@ -377,6 +397,7 @@ class Engine:
             hit_rate=used.hits / max(1, used.active),
             utilisation=used.hits / max(1, used.resident),
             active_experts=used.own_active / max(1, used.layers),
+            active_experts_prefill=used.other_active / max(1, used.other_layers),
             bytes_at_load=self._model.bytes_read,
             bytes_from_disk=used.bytes_from_disk,
             bytes_to_device=used.bytes_to_device,
@@ -394,7 +415,8 @@ class Engine:
             strategy=self._runtime.strategy,
             expert_memory_bytes=memory.pool.num_slots * memory.arena.format.slot_bytes,
             expert_format=memory.arena.format.name,
-            lossless=self._engine.exact_batches and self._weights_are_exact,
+            routing=str(self.routing),
+            lossless=self._engine.exact_batches and self._weights_are_exact and self._routing.is_own,
             fallbacks=self.fallbacks,
             kind=self._kind,
             hardware=self._hardware,

@@ -17,6 +17,7 @@ class Statistics:
     hit_rate: float
     utilisation: float
     active_experts: float
+    active_experts_prefill: float
     bytes_at_load: int
     bytes_from_disk: int
     bytes_to_device: int
@@ -34,6 +35,7 @@ class Statistics:
     strategy: str
     expert_memory_bytes: int
     expert_format: str
+    routing: str
     lossless: bool
     fallbacks: tuple[str, ...]
     kind: str

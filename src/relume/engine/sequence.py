@@ -19,6 +19,7 @@ from relume.engine.events import BlockEvent, Event, IterationEvent
 from relume.engine.usage import Usage
 from relume.model.batch import Segment
 from relume.model.kv_cache import KVCache
+from relume.routing.choice import NATIVE, RoutingChoice
 
 
 def check_tokens(tokens: Sequence[int], model: ModelConfig) -> None:
@@ -32,7 +33,7 @@ def check_tokens(tokens: Sequence[int], model: ModelConfig) -> None:
     )
 
 
-def check_block_length(block_length: int, model: ModelConfig) -> None:
+def check_block_length(block_length: int, model: ModelConfig, routing: RoutingChoice = NATIVE) -> None:
     """Raise `RelumeError` for a block length that the model's context or routing forbids."""
     require(
         1 <= block_length <= model.max_context,
@@ -44,6 +45,7 @@ def check_block_length(block_length: int, model: ModelConfig) -> None:
         f"block_length is {block_length}: this model admits experts per {router.capacity_window} tokens, "
         "so it must be a multiple of that",
     )
+    routing.check_block_length(block_length)
 
 
 class DecodingSequence:
@@ -59,6 +61,7 @@ class DecodingSequence:
         decode: token ids to text, or `None` without a tokenizer.
         prefill_blocks: blocks of the prompt in one forward; see `EngineConfig`.
         number: of the request, unique within the engine.
+        routing: with which the model runs.
 
     Raises:
         RelumeError: the prompt is empty, holds unknown ids, or does not fit the model's context.
@@ -73,11 +76,12 @@ class DecodingSequence:
         decode: Callable[[Sequence[int]], str] | None,
         prefill_blocks: int | None,
         number: int = 0,
+        routing: RoutingChoice = NATIVE,
     ) -> None:
         self.decoder = make_decoder(decoding, model)
         self.block_length = self.decoder.block_length
         check_tokens(prompt, model)
-        check_block_length(self.block_length, model)
+        check_block_length(self.block_length, model, routing)
         require(not decoding.stop or decode is not None, "stop strings need a tokenizer, and this model has none")
         self.num_blocks = -(-(len(prompt) + decoding.max_tokens) // self.block_length)
         require(
@@ -100,6 +104,7 @@ class DecodingSequence:
         self._finished_tokens: list[int] = list(prompt[: self._prompt_blocks * self.block_length])
         self._block = self._prompt_blocks
         self._state = self.decoder.begin(torch.tensor(prompt[len(self._finished_tokens) :], dtype=torch.int64))
+        self._confidences: torch.Tensor | None = None  # of the block's last iteration
         self._emitted_tokens, self._emitted_text = 0, 0
         self.ending = Ending((), None if decode is None else "", None)
         self.phase = Phase.PREFILL if self._prompt_blocks else Phase.DENOISE
@@ -123,10 +128,18 @@ class DecodingSequence:
 
     def segment(self, device: torch.device) -> Segment:
         """The tokens of the next forward."""
-        rows = torch.empty(0, dtype=torch.int64)
+        rows, masked = torch.empty(0, dtype=torch.int64), None
         if self.phase is Phase.DENOISE:
-            rows = self.decoder.rows(self._state)
-        return Segment(self._next_tokens().to(device), self.cache, rows.to(device), self.block_length)
+            rows, masked = self.decoder.rows(self._state), self._state.masked
+        return Segment(
+            self._next_tokens().to(device),
+            self.cache,
+            rows.to(device),
+            self.block_length,
+            self.phase,
+            masked,
+            None if masked is None else self._confidences,
+        )
 
     def span_input(self, segment: Segment) -> SpanInput:
         """What the forward over `segment` is about to do, for strategies."""
@@ -176,7 +189,7 @@ class DecodingSequence:
             uniforms = torch.rand(self.block_length, generator=self._generator, dtype=torch.float64)
         step = self.decoder.step(self._state, logits, uniforms)
         self.commits.append(len(step.committed))
-        self._state = step.state
+        self._state, self._confidences = step.state, step.confidence
         return step
 
     def _next_tokens(self) -> torch.Tensor:
@@ -245,6 +258,7 @@ class DecodingSequence:
     def _next_block(self) -> None:
         self.cache.commit(self.block_length)
         self._block += 1
+        self._confidences = None
         self._state = self.decoder.begin(torch.empty(0, dtype=torch.int64))
         self.phase = Phase.DENOISE
 

@@ -15,6 +15,7 @@ class Usage(Traffic):
         layers: MoE layers in its denoising forwards, over which the next four are summed.
         own_active: distinct experts that the sequence's own tokens used (all tokens' if batches are joined).
         active: those that the whole batch used; `hits` of them were resident, out of `resident` that were.
+        other_layers, other_active: as `layers` and `own_active`, of prefills and of forwards that commit K/V.
         forward_s: seconds of its forwards.
     """
 
@@ -23,6 +24,8 @@ class Usage(Traffic):
     active: int = 0
     hits: int = 0
     resident: int = 0
+    other_layers: int = 0
+    other_active: int = 0
     forward_s: float = 0.0
 
     def add(self, used: ExpertUsage, span: int, forward_s: float, denoising: bool) -> None:
@@ -33,5 +36,8 @@ class Usage(Traffic):
             self.active += used.active
             self.hits += used.hits
             self.resident += used.resident
+        else:
+            self.other_layers += used.layers
+            self.other_active += used.active_by_span[span]
         self.add_traffic(used)
         self.forward_s += forward_s

@@ -19,7 +19,7 @@ from relume.engine.result import GenerationResult
 from relume.evaluate.scoring import Score
 from relume.evaluate.variants import Variant
 from relume.tasks import TASKS, Problem, is_exact
-from relume.tasks.jsonl import read_problems
+from relume.tasks.jsonl import read_problems, read_prompts
 from relume.tasks.task import Split
 
 
@@ -134,6 +134,19 @@ def problems_for(
         return sample_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed, split)
     require(tasks is None, "give --tasks or --prompts, not both")
     return {prompts.stem: read_problems(prompts)[:num_prompts]}
+
+
+def prompts_to_learn(prompts: Path | None, tasks: str | None, num_prompts: int | None, seed: int) -> list[str]:
+    """Prompts of a JSONL file (all by default), or of the training side of the tasks named (20,000 by default).
+
+    Tasks take turns: a part of the list has as much of each, and a longer list begins with the shorter one.
+    """
+    if prompts is not None:
+        require(tasks is None, "give --tasks or --prompts, not both")
+        return read_prompts(prompts)[:num_prompts]
+    problems = problems_for(None, tasks, num_prompts or 20_000, seed, "train")
+    turns = itertools.zip_longest(*problems.values())
+    return [problem.prompt for turn in turns for problem in turn if problem is not None]
 
 
 def _different(problems: Iterable[Problem]) -> Iterable[Problem]:

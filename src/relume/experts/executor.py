@@ -68,6 +68,10 @@ class ExpertExecutor:
         self._format: ExpertFormat = memory.arena.format
         self._shared = self._format.slot_bytes >= SMALLEST_SHARED_BYTES
 
+    def residents(self, layer: int) -> torch.Tensor:
+        """`[experts]` bool, on the CPU: which experts of a layer of the model are resident now."""
+        return torch.from_numpy(self.memory.pool.resident[layer - self._first_layer].copy())
+
     def forward(self, layer: int, x: torch.Tensor, routing: Routing, batch: Batch) -> torch.Tensor:
         """Weighted sum of each token's experts.
 
@@ -89,8 +93,11 @@ class ExpertExecutor:
         num_spans = len(batch.span_lengths)
         span_of_token = torch.repeat_interleave(torch.tensor(batch.span_lengths))
         keys = (expert_ids * num_spans + span_of_token.unsqueeze(1)).flatten()
-        order = torch.argsort(keys, stable=True)
-        counts = torch.bincount(keys, minlength=self._num_experts * num_spans)
+        num_keys = self._num_experts * num_spans
+        if routing.used is not None:
+            keys[~routing.used.cpu().flatten()] = num_keys  # behind all others, and cut off
+        counts = torch.bincount(keys, minlength=num_keys)[:num_keys]
+        order = torch.argsort(keys, stable=True)[: int(counts.sum())]
         used = counts.nonzero().flatten().tolist()
         lengths = counts[counts > 0].tolist()
 
@@ -104,7 +111,8 @@ class ExpertExecutor:
         placed = split(copies.to_device(order)) if copies.asynchronous and self._grouped is None else pairs_of
         batch.usage.active_by_span.update(key % num_spans for key in used)
 
-        outputs = torch.empty(num_tokens * top_k, x.shape[1], dtype=torch.float32, device=x.device)
+        make = torch.empty if routing.used is None else torch.zeros
+        outputs = make(num_tokens * top_k, x.shape[1], dtype=torch.float32, device=x.device)
 
         def compute(leased: Iterable[Leased]) -> None:
             started = time.perf_counter()

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from relume.core import Phase
 from relume.model.kv_cache import KVCache
+from relume.routing.tokens import RoutedTokens
 
 
 @dataclass(frozen=True)
@@ -19,17 +21,28 @@ class Segment:
         cache: the request's K/V; the forward writes this segment's behind the final ones.
         logit_rows: `[m]` indices into `token_ids` whose logits are wanted.
         block_length: of the request; sets which positions see each other.
+        phase: what the forward is for.
+        masked: `[n]` bool, on the CPU, positions that await a token; `None` if there are none.
+        confidences: `[n]` float32, on the CPU, of the block's candidates in the iteration before; `None` if there
+            was none.
     """
 
     token_ids: torch.Tensor
     cache: KVCache
     logit_rows: torch.Tensor
     block_length: int
+    phase: Phase = Phase.DENOISE
+    masked: torch.Tensor | None = None
+    confidences: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens in the segment."""
         return len(self.token_ids)
+
+    def routed(self, residents: torch.Tensor | None) -> RoutedTokens:
+        """What the router of a layer may know of these tokens, whose `residents` are `[experts]` bool."""
+        return RoutedTokens(self.block_length, self.phase, self.masked, self.confidences, residents)
 
 
 def make_spans(segments: Sequence[Segment], exact: bool) -> list[list[Segment]]:

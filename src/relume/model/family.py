@@ -10,6 +10,7 @@ from relume.checkpoint.folder import Checkpoint
 from relume.config import ModelConfig
 from relume.core import RelumeError
 from relume.experts.packed import pack_problems
+from relume.routing.choice import RoutingChoice
 
 #: One weight of the model: official tensors with their shapes, joined along the first dimension.
 Parts = tuple[tuple[str, tuple[int, ...]], ...]
@@ -120,7 +121,22 @@ class ConfigReader:
             "tie_embeddings": self.flag("tie_word_embeddings", False),
             "mask_token_id": self.token_id("mask_token_id", mask_token_id, vocab_size),
             "eos_token_ids": self._eos_token_ids(eos_token_id, vocab_size),
+            "routing": self.routing(),
         }
+
+    def routing(self) -> str:
+        """The routing that the model was trained for: ours by its text, or dMoE's published key, a share of votes.
+
+        Raises:
+            RelumeError: there is no such routing.
+        """
+        text = self.text("routing", "native")
+        if self._values.get("routing") is None and self._values.get("core_threshold") is not None:
+            text = f"dmoe:p={self.number('core_threshold')}"
+        try:
+            return str(RoutingChoice.parse(text))
+        except RelumeError as error:
+            raise RelumeError(f"config.json: {error}") from None
 
     def _refuse_rope_scaling(self) -> None:
         for key in ("rope_scaling", "rope_parameters"):

@@ -20,6 +20,7 @@ from relume.machine.memory import is_out_of_memory
 from relume.machine.workers import Workers
 from relume.model.family import Family, Parts
 from relume.model.transformer import Transformer
+from relume.routing.choice import NATIVE, RoutingChoice
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def load_model(
     num_threads: int,
     progress: Progress,
     exact_batches: bool = True,
+    routing: RoutingChoice = NATIVE,
 ) -> LoadedModel:
     """Read what every forward needs, and the experts that the strategy wants at once.
 
@@ -105,7 +107,7 @@ def load_model(
     host = HostLane(1 if device.type == "cpu" else num_threads)
     grouped = grouped_for(memory.arena, dtype, device, memory.loader.source.fallbacks)
     executor = ExpertExecutor(memory, config.router.num_experts, config.num_dense_layers, workers, host, grouped)
-    transformer = Transformer(config, weights, executor, workers, exact_batches)
+    transformer = Transformer(config, weights, executor, workers, exact_batches, routing)
     return LoadedModel(transformer, memory, workers, host, read)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from relume.config import ModelConfig
-from relume.core import RelumeError
+from relume.core import RelumeError, Routing
 from relume.experts.executor import ExpertExecutor
 from relume.experts.kernels import swiglu
 from relume.experts.usage import Batch, ExpertUsage
@@ -19,6 +19,7 @@ from relume.model.attention import SegmentContext, attention, segment_context
 from relume.model.batch import Segment, make_spans
 from relume.model.layers import panel_linear, rms_norm
 from relume.routing import join, route_requests
+from relume.routing.choice import NATIVE, RoutingChoice
 
 
 class Transformer:
@@ -30,6 +31,7 @@ class Transformer:
         executor: computes the routed experts of a layer.
         workers: multiply for float32 on a CPU, where the number of threads must not change a bit.
         exact_batches: keep every request in matrix products of its own; see `EngineConfig`.
+        routing: with which tokens choose experts.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Transformer:
         executor: ExpertExecutor,
         workers: Workers,
         exact_batches: bool = True,
+        routing: RoutingChoice = NATIVE,
     ) -> None:
         self.config = config
         self._weights = weights
         self._layers = [layer_weights(weights, layer) for layer in range(config.num_layers)]
         self.executor = executor
         self.exact_batches = exact_batches
+        self.routing = routing
         self.dtype = weights["embeddings"].dtype
         self.device = weights["embeddings"].device
         self._workers = workers
@@ -109,12 +113,7 @@ class Transformer:
         normed = [self._norm(layer, "mlp_norm", x) for x in xs]
         if layer < self.config.num_dense_layers:
             return [x + self._swiglu(layer, "dense", rows) for x, rows in zip(xs, normed, strict=True)]
-        routings = [
-            route_requests(
-                self._layers[layer], rows, [context.segment.num_tokens for context in span], self.config.router
-            )
-            for rows, span in zip(normed, spans, strict=True)
-        ]
+        routings = [self._route(layer, rows, span) for rows, span in zip(normed, spans, strict=True)]
         lengths = batch.span_lengths
         routed = self.executor.forward(layer, torch.cat(normed), join(routings), batch).split(lengths)
         if not self.config.shared_size:
@@ -123,6 +122,18 @@ class Transformer:
             x + (out + self._swiglu(layer, "shared", rows))
             for x, out, rows in zip(xs, routed, normed, strict=True)
         ]
+
+    def _route(self, layer: int, normed: torch.Tensor, span: Sequence[SegmentContext]) -> Routing:
+        residents = self.executor.residents(layer) if self.routing.uses_residents else None
+        segments = [context.segment for context in span]
+        return route_requests(
+            self._layers[layer],
+            normed,
+            [segment.num_tokens for segment in segments],
+            self.config.router,
+            self.routing,
+            [segment.routed(residents) for segment in segments],
+        )
 
     def _logits(self, x: torch.Tensor, span: Sequence[Segment]) -> list[torch.Tensor]:
         head = self._weights.get("lm_head", self._weights["embeddings"])

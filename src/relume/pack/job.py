@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from relume.checkpoint.copying import copy_tensors, replace_file, text_files
+from relume.checkpoint.fingerprint import fingerprint
 from relume.checkpoint.folder import SINGLE_FILE, open_checkpoint
 from relume.checkpoint.hub import SHIPPED, resolve_model
 from relume.checkpoint.pack import Pack
@@ -19,7 +20,6 @@ from relume.experts.formats import ExpertFormat
 from relume.experts.packed import PackedExperts, packed_format
 from relume.model.families import identify
 from relume.model.family import expert_tensors
-from relume.pack.fingerprint import fingerprint
 from relume.pack.report import PackReport, make_report, relative_errors
 from relume.pack.source import SourceExperts
 

@@ -23,11 +23,14 @@ class Problem:
             differ only in names, phrases or the order in which something symmetric is given.
         prompt: the user's message.
         answer: the whole answer: worked steps, if any, one a line, then the final answer on the last line.
+        answer_ids: the same as the tokens that a model gave it in, its end of text included; mostly unknown and
+            empty. A text can often be cut into tokens in several ways.
     """
 
     key: str
     prompt: str
     answer: str
+    answer_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class TraceMetadata:
         work: sizes that take time in a forward, where they are known.
         profile: path of the model's profile that the strategy began with; empty if there was none.
         costs: of the machine, as the strategy weighed them, if it did.
+        routing: with which tokens chose their experts.
         relume_version: that wrote the file.
     """
 
@@ -50,6 +51,7 @@ class TraceMetadata:
     work: WorkShape | None = None
     profile: str = ""
     costs: RefreshCosts | None = None
+    routing: str = "native"
     relume_version: str = __version__
 
     def __post_init__(self) -> None:

@@ -30,9 +30,13 @@ class Codec:
         return cls(tokenizer, config.block_length, config.eos_token_ids[0])
 
     def encode(self, problem: Problem) -> Example:
-        """Prompt, answer, end of text, and more of it up to the end of the last block."""
+        """Prompt, answer, end of text, and more of it up to the end of the last block.
+
+        An answer that a model gave keeps its tokens: another cut of the same text is not what it decoded.
+        """
         prompt = self.encode_prompt(problem.prompt)
-        tokens = [*prompt, *self.tokenizer.encode(problem.answer), self.eos_token_id]
+        answer = problem.answer_ids or (*self.tokenizer.encode(problem.answer), self.eos_token_id)
+        tokens = [*prompt, *answer]
         tokens += [self.eos_token_id] * (-len(tokens) % self.block_length)
         return Example(torch.tensor(tokens, dtype=torch.int64), len(prompt))
 

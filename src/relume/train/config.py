@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from relume.config import require, require_choice
+from relume.config import ModelConfig, require, require_choice
 from relume.core import RelumeError
+from relume.routing.choice import RoutingChoice
 from relume.train.sections import build_section, is_number, require_at_least
 
 MaskScope = Literal["block", "sample"]
-Trained = Literal["all", "experts", "router"]
+Trained = Literal["all", "experts", "experts+router", "router"]
 ComputeDType = Literal["float32", "bfloat16"]
 OptimizerName = Literal["adamw", "muon"]
 
@@ -27,12 +28,20 @@ class ModelSection:
         init: a checkpoint folder to start from; empty starts from random weights.
         shape: keys of the official config.json for random weights; the byte tokenizer adds vocabulary and
             token ids.
+        routing: how the forward chooses experts, as `RoutingChoice.parse` reads it: `native`, `dmoe:p=0.6`, ...;
+            empty for the model's own. The exported config.json names it: the model is run as it was trained.
     """
 
     init: str = ""
     shape: Mapping[str, Any] = field(default_factory=dict)
+    routing: str = ""
 
     def __post_init__(self) -> None:
+        if self.routing:
+            try:
+                object.__setattr__(self, "routing", str(RoutingChoice.parse(self.routing)))
+            except RelumeError as error:
+                raise RelumeError(f"[model] routing: {error}") from None
         require(bool(self.init) != bool(self.shape), "[model] needs either init or a table [model.shape]")
 
 
@@ -83,6 +92,8 @@ class ObjectiveConfig:
         wrong_ratio: the largest share of such a block's visible tokens that is wrong.
         visible_weight: loss weight of visible tokens that are right; wrong and masked ones have 1.
         substitutes: wrong tokens are drawn from this range of ids (from, to before), or from the answer itself.
+        kl_weight: of KL(start || trained) over the masked tokens' distributions at temperature 1, added to the
+            loss; the start is the model of [model] init as it was, with its own routing. 0 leaves it out.
     """
 
     copies: int = 1
@@ -94,12 +105,13 @@ class ObjectiveConfig:
     wrong_ratio: float = 0.2
     visible_weight: float = 0.1
     substitutes: tuple[int, int] = (32, 127)
+    kl_weight: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask_ratio", tuple(self.mask_ratio))
         object.__setattr__(self, "substitutes", tuple(self.substitutes))
         require_choice("[objective] mask_scope", self.mask_scope, get_args(MaskScope))
-        require_at_least("objective", self, copies=1)
+        require_at_least("objective", self, copies=1, kl_weight=0)
         require(
             len(self.mask_ratio) == 2 and 0 < self.mask_ratio[0] <= self.mask_ratio[1] <= 1,
             f"[objective] mask_ratio is {list(self.mask_ratio)}: two numbers a <= b within 0..1 are needed",
@@ -119,7 +131,7 @@ class OptimizerConfig:
 
     Attributes:
         name: `adamw`, or `muon` for the matrices between embeddings and head and adamw for the rest.
-        parameters: train `all` weights, the `experts` only or the `router` only.
+        parameters: train `all` weights, the `experts` only, the `router` only or both (`experts+router`).
         lr: peak learning rate, reached after `warmup_steps` and followed by a cosine to `final_lr_ratio` of it.
         muon_lr: the same for the matrices that muon trains.
         weight_decay: of matrices; vectors never decay.
@@ -188,6 +200,12 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
+    def __post_init__(self) -> None:
+        require(
+            not self.objective.kl_weight or bool(self.model.init),
+            "[objective] kl_weight compares with the model that training starts from: [model] init must name one",
+        )
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Build from the tables of a file. Raises `RelumeError` that lists the known keys for an unknown one."""
@@ -217,6 +235,10 @@ class TrainConfig:
             return cls.from_mapping(values)
         except RelumeError as error:
             raise RelumeError(f"{path}: {error}") from None
+
+    def routing(self, model: ModelConfig) -> RoutingChoice:
+        """That a model is trained with."""
+        return RoutingChoice.parse(self.model.routing or model.routing)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a state file."""

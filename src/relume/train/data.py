@@ -50,7 +50,7 @@ class DataSource:
         )
         assert model.mask_token_id is not None
         require(
-            config.objective.substitutes[1] <= model.vocab_size,
+            not config.objective.wrong_share or config.objective.substitutes[1] <= model.vocab_size,
             f"[objective] substitutes reach {config.objective.substitutes[1]}, beyond the vocabulary of "
             f"{model.vocab_size}",
         )
@@ -59,6 +59,12 @@ class DataSource:
         self._block_length = model.block_length
         self._tasks = [TASKS[name] for name in config.data.tasks]
         self._file_problems = [problem for file in config.data.files for problem in read_problems(Path(file))]
+        largest = max((token for problem in self._file_problems for token in problem.answer_ids), default=0)
+        require(
+            largest < model.vocab_size,
+            f"[data] files: the answer_ids reach {largest}, beyond the vocabulary of {model.vocab_size}: they are "
+            "another model's",
+        )
         self.names = [task.name for task in self._tasks] + ([FILES] if self._file_problems else [])
         total = sum(config.data.tasks.values())
         self._shares = [share / total for share in config.data.tasks.values()]

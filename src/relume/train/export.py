@@ -13,6 +13,7 @@ from relume.checkpoint.folder import PROJECTIONS
 from relume.checkpoint.writer import CheckpointWriter, TensorSpec
 from relume.config import ModelConfig
 from relume.model.family import Family
+from relume.routing.choice import NATIVE, RoutingChoice
 
 
 def export_checkpoint(
@@ -50,6 +51,19 @@ def export_checkpoint(
         out.rename(old)
     fresh.rename(out)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def routing_keys(config_json: Mapping[str, Any], routing: RoutingChoice) -> dict[str, Any]:
+    """A config.json that names the routing that a model was trained with, instead of any that it named.
+
+    `routing` is relume's text; readers of published dMoE models know `core_threshold`, its p (arXiv 2605.30876).
+    """
+    values = {key: value for key, value in config_json.items() if key not in {"routing", "core_threshold"}}
+    if routing != NATIVE:
+        values["routing"] = str(routing)
+    if routing.p is not None:
+        values["core_threshold"] = routing.p
+    return values
 
 
 def restore_export(out: Path) -> None:

@@ -16,7 +16,7 @@ from relume.core import RelumeError
 from relume.train.codec import Codec
 from relume.train.config import TrainConfig
 from relume.train.data import DataSource, StepData
-from relume.train.export import export_checkpoint, restore_export
+from relume.train.export import export_checkpoint, restore_export, routing_keys
 from relume.train.metrics import Counts, MetricsFile, accuracy
 from relume.train.starting_point import StartingPoint, starting_point
 from relume.train.state import TrainState, load_state, locked, save_state
@@ -76,7 +76,7 @@ def train(
         RelumeError: a configuration that does not fit, a full disk, a state of another model, or a loss that is
             not finite. The last saved state is kept in every case.
     """
-    _require_device(config.run.device)
+    require_device(config.run.device)
     start = starting_point(config.model, config.run.seed)
     source = DataSource(config, start.config, Codec.of(start.tokenizer, start.config))
     trainer = Trainer(config, start.config, start.weights, len(source.names))
@@ -132,7 +132,7 @@ class _Job:
         """Train up to step `last` and save."""
         metrics = MetricsFile(self._out, self._step)
         began = saved = time.monotonic()
-        window = _Window(self._source.names)
+        window = _Window(self._source.names, bool(self._config.objective.kl_weight))
         with ThreadPoolExecutor(1) as loader:
             upcoming = self._prefetch(loader, self._step, last)
             while upcoming is not None:
@@ -158,7 +158,8 @@ class _Job:
     def export(self) -> Path:
         """Write the model."""
         out, start = self._out / CHECKPOINT_FOLDER, self._start
-        export_checkpoint(out, start.family, start.config, self._trainer.result, start.config_json, start.files)
+        config_json = routing_keys(start.config_json, self._config.routing(start.config))
+        export_checkpoint(out, start.family, start.config, self._trainer.result, config_json, start.files)
         return out
 
     def _prefetch(self, loader: ThreadPoolExecutor, step: int, last: int) -> Future[StepData] | None:
@@ -186,8 +187,8 @@ class _Job:
 class _Window:
     """Sums over the steps since the last line of metrics."""
 
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
+    def __init__(self, names: list[str], with_kl: bool) -> None:
+        self._names, self._with_kl = names, with_kl
         self._reports: list[StepReport] = []
         self._tokens = 0
         self._since = time.monotonic()
@@ -218,22 +219,25 @@ class _Window:
                 round(float(value), 3) for value in torch.stack([report.active for report in reports]).mean(dim=0)
             ],
         }
+        if self._with_kl:
+            values["kl"] = round(sum(report.kl for report in reports) / len(reports), 6)
         self.steps_per_s = len(reports) / elapsed
         self._reports, self._tokens, self._since = [], 0, now
         return values
 
 
 def _changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:
-    """Dotted names of the values that differ."""
+    """Dotted names of the values that differ; one that was not known yet when it was saved was empty or 0."""
     return {
         f"{section}.{key}"
         for section, values in current.items()
         for key, value in values.items()
-        if saved.get(section, {}).get(key) != value
+        if saved.get(section, {}).get(key, type(value)()) != value
     }
 
 
-def _require_device(device: str) -> None:
+def require_device(device: str) -> None:
+    """Raise `RelumeError` if nothing can be computed on `device`."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from relume.config import ModelConfig, require
-from relume.core import Routing
+from relume.core import Phase, Routing
 from relume.experts.kernels import swiglu
 from relume.model.layers import rotary_table, rotate
 from relume.routing import route
+from relume.routing.choice import NATIVE, RoutingChoice
+from relume.routing.tokens import RoutedTokens
 from relume.train.expert_compute import expert_output
 from relume.train.norm import trained_rms_norm
-from relume.train.objective import Batch, attention_mask
+from relume.train.objective import CLEAN, Batch, attention_mask
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,20 @@ class Network:
         config: the model's shape.
         weights: float32, by the names of `Family.weights` and `layers.N.expert_gate_up`, `layers.N.expert_down`.
         dtype: in which matrices are multiplied; routing, norms' sums and the softmax are float32 throughout.
+        routing: with which tokens choose experts. A window never reaches beyond a block, so that padding votes
+            with padding only; nothing is resident, and no candidate has been seen.
+
+    Raises:
+        RelumeError: a shape or a routing that cannot be trained.
     """
 
-    def __init__(self, config: ModelConfig, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, torch.Tensor],
+        dtype: torch.dtype,
+        routing: RoutingChoice = NATIVE,
+    ) -> None:
         require(
             not config.router.capacity or config.block_length % config.router.capacity_window == 0,
             f"block_length {config.block_length} is no multiple of the capacity window "
@@ -52,9 +65,13 @@ class Network:
         for name in ("hidden_size", "expert_size"):
             width = getattr(config, name)
             require(width % 8 == 0, f"{name} is {width}: grouped matrix products need a multiple of 8")
+        routing.check(config.router)
+        routing.check_block_length(config.block_length)
+        require(not routing.is_ragged, f"routing {routing}: tokens must have as many experts each to be trained")
         self.config = config
         self.weights = weights
         self.dtype = dtype
+        self.routing = routing
 
     def forward(self, batch: Batch) -> Output:
         """Logits of the positions that `batch` gives a loss weight."""
@@ -73,7 +90,7 @@ class Network:
             if layer < config.num_dense_layers:
                 x = x + swiglu(normed, own["dense_gate_up"], own["dense_down"])
                 continue
-            routing = self.route(normed, own["router"], own.get("router_bias"))
+            routing = self.route(normed, own["router"], own.get("router_bias"), batch)
             routed = expert_output(normed, routing, own["expert_gate_up"], own["expert_down"])
             if config.shared_size:
                 routed = routed + swiglu(normed, own["shared_gate_up"], own["shared_down"])
@@ -84,9 +101,20 @@ class Network:
         head = weights.get("lm_head", weights["embeddings"])
         return Output(F.linear(wanted, head).float(), torch.stack(chosen))
 
-    def route(self, normed: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None) -> Routing:
-        """Routing of `[tokens, hidden]`, whole blocks one after the other, in float32."""
-        return route(F.linear(normed.float(), router), bias, self.config.router)
+    def route(
+        self, normed: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, batch: Batch
+    ) -> Routing:
+        """Routing of the batch's `[rows * length, hidden]`, whole blocks one after the other, in float32."""
+        logits = F.linear(normed.float(), router)
+        length, masked = self.config.block_length, batch.masked.flatten()
+        chosen = route(logits, bias, self.config.router, self.routing, RoutedTokens(length, Phase.DENOISE, masked))
+        if self.routing.prefill != "native":
+            return chosen
+        own = route(logits, bias, self.config.router)
+        clean = (batch.copies.flatten() == CLEAN).unsqueeze(1)  # what inference sees in prefills and commits
+        return Routing(
+            torch.where(clean, own.expert_ids, chosen.expert_ids), torch.where(clean, own.weights, chosen.weights)
+        )
 
     def _attention(
         self,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from relume.train.config import ObjectiveConfig
 
@@ -93,10 +94,7 @@ def make_batch(
     return Batch(
         **{
             name: torch.stack(
-                [
-                    torch.nn.functional.pad(row[name], (0, longest - len(row[name])), value=fill.get(name, 0))
-                    for row in rows
-                ]
+                [F.pad(row[name], (0, longest - len(row[name])), value=fill.get(name, 0)) for row in rows]
             )
             for name in rows[0]
         }
@@ -183,3 +181,9 @@ def draw_substitutes(
     from_answer = own[torch.randint(len(own), truth.shape, generator=generator)]
     anything = torch.randint(*config.substitutes, truth.shape, generator=generator)
     return torch.where(torch.rand(truth.shape, generator=generator) < 0.5, from_answer, anything)
+
+
+def divergence(expected: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """KL(expected || logits) in nats of each row, `[n]` from `[n, vocab]` and `[n, vocab]`, at temperature 1."""
+    log_p, log_q = F.log_softmax(expected, dim=-1), F.log_softmax(logits, dim=-1)
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)

@@ -21,6 +21,7 @@ def trained_names(weights: Mapping[str, torch.Tensor], config: OptimizerConfig) 
     chosen: dict[Trained, Callable[[str], bool]] = {
         "all": lambda role: role != "router_bias",
         "experts": lambda role: role.startswith("expert_"),
+        "experts+router": lambda role: role.startswith("expert_") or role == "router",
         "router": lambda role: role == "router",
     }
     names = [name for name in weights if chosen[config.parameters](name.rsplit(".", 1)[-1])]

@@ -11,12 +11,13 @@ import torch.nn.functional as F  # noqa: N812
 
 from relume.config import ModelConfig
 from relume.core import RelumeError
+from relume.routing.choice import RoutingChoice
 from relume.train.balancing import active_share, balance, expert_loads
 from relume.train.config import TrainConfig
 from relume.train.data import StepData
 from relume.train.metrics import Counts, count_right
 from relume.train.network import Network
-from relume.train.objective import Batch
+from relume.train.objective import Batch, divergence
 from relume.train.optim import Optimizer, learning_rate_scale
 
 
@@ -25,12 +26,13 @@ class StepReport:
     """What a step did.
 
     Attributes:
-        loss: weighted mean over the predicted tokens.
+        loss: weighted mean over the predicted tokens, and what `kl_weight` adds.
         grad_norm: before clipping.
         learning_rate: the one that was applied.
         loads: `[moe layers, experts]` int64, tokens per expert.
         active: `[moe layers]`, mean share of distinct experts in a noisy block.
         counts: of right predictions, by task.
+        kl: KL(start || trained) in nats, weighted mean over the masked tokens; 0 if nothing asks for it.
     """
 
     loss: float
@@ -39,11 +41,13 @@ class StepReport:
     loads: torch.Tensor
     active: torch.Tensor
     counts: Counts
+    kl: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Part:
     loss: torch.Tensor
+    kl: torch.Tensor
     gradients: tuple[torch.Tensor, ...]
     loads: torch.Tensor
     active: torch.Tensor
@@ -51,7 +55,17 @@ class _Part:
 
 
 class Trainer:
-    """Weights, their average and the optimiser; `step` advances all of them."""
+    """Weights, their average and the optimiser; `step` advances all of them.
+
+    Args:
+        config: what to train.
+        model: its shape.
+        weights: to start from; with `kl_weight` a frozen copy of them is kept to compare with.
+        num_tasks: that data are counted by.
+
+    Raises:
+        RelumeError: a shape or a routing that cannot be trained.
+    """
 
     def __init__(
         self, config: TrainConfig, model: ModelConfig, weights: dict[str, torch.Tensor], num_tasks: int
@@ -62,10 +76,15 @@ class Trainer:
         self.averaged = (
             {name: weight.clone() for name, weight in self.weights.items()} if config.optimizer.ema_decay else {}
         )
+        dtype = getattr(torch, config.run.dtype)
+        self._teacher: Network | None = None
+        if config.objective.kl_weight:
+            frozen = {name: weight.clone() for name, weight in self.weights.items()}
+            self._teacher = Network(model, frozen, dtype, RoutingChoice.parse(model.routing))
         self.optimizer = Optimizer(self.weights, config.optimizer)
         for weight in self.optimizer.weights:
             weight.requires_grad_()
-        self._network = Network(model, self.weights, getattr(torch, config.run.dtype))
+        self._network = Network(model, self.weights, dtype, config.routing(model))
         self._num_tasks = num_tasks
         self._workers = config.run.workers if self.device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(self._workers, initializer=self._start_worker)
@@ -110,7 +129,8 @@ class Trainer:
         for part in parts[1:]:
             counts = counts + part.counts
         active = torch.stack([part.active for part in parts]).mean(dim=0)
-        return StepReport(loss, norm, scale * self.config.optimizer.lr, loads, active, counts)
+        kl = float(torch.stack([part.kl for part in parts]).sum())
+        return StepReport(loss, norm, scale * self.config.optimizer.lr, loads, active, counts, kl)
 
     def _part(self, batch: Batch, tasks: torch.Tensor, total: float) -> _Part:
         batch = batch.to(self.device)
@@ -118,10 +138,18 @@ class Trainer:
         predicted = batch.loss_weights > 0
         losses = F.cross_entropy(output.logits, batch.targets[predicted], reduction="none")
         loss = (losses * batch.loss_weights[predicted]).sum() / total
+        kl = torch.zeros_like(loss)
+        if self._teacher is not None:
+            with torch.no_grad():
+                expected = self._teacher.forward(batch).logits
+            distances = divergence(expected, output.logits) * batch.masked[predicted]
+            kl = (distances * batch.loss_weights[predicted]).sum() / total
+            loss = loss + self.config.objective.kl_weight * kl
         gradients = torch.autograd.grad(loss, self.optimizer.weights)
         experts = self.model.router.num_experts
         return _Part(
             loss.detach(),
+            kl.detach(),
             gradients,
             expert_loads(output.expert_ids, batch, experts),
             active_share(output.expert_ids, batch, self.model.block_length, experts),
