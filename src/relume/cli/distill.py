@@ -43,6 +43,9 @@ def distill(
         float, typer.Option(help="Peak learning rate; published 2e-6, for 16 billion parameters.")
     ] = 1e-3,
     train_batch_size: Annotated[int, typer.Option(help="Answers in a step; published 4.")] = 64,
+    recipe: Annotated[
+        Path | None, typer.Option(help="TOML with further values of the training, as relume train reads them.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the tasks' prompts, all draws and the training.")] = 0,
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="In which answers and training compute.")
@@ -53,12 +56,13 @@ def distill(
     """Answer prompts, then train on the answers with the new routing; interrupt and repeat the command at will."""
     from relume.evaluate.job import prompts_to_learn
     from relume.train.answers import AnswerConfig
-    from relume.train.distill import DistillConfig
+    from relume.train.distill import DistillConfig, read_changes
     from relume.train.distill import distill as run
 
     try:
         answering = AnswerConfig(threshold, temperature, max_tokens, batch_size, seed, dtype, device)
-        tuning = DistillConfig(routing, parameters, kl, steps, lr, train_batch_size)
+        changes = {} if recipe is None else read_changes(recipe)
+        tuning = DistillConfig(routing, parameters, kl, steps, lr, train_batch_size, changes)
         chosen = prompts_to_learn(prompts, tasks, num_prompts, seed)
     except RelumeError as error:
         raise typer.BadParameter(str(error)) from None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class DistillConfig:
         lr: peak of AdamW's learning rate, which warms up over 3% of the steps and falls in a cosine to 0;
             published 2e-6.
         train_batch_size: answers in a step, each noised twice; published 4, noised once.
+        changes: further values by table, as a recipe of `relume train` has them; they win over the others.
     """
 
     routing: str = "dmoe:p=0.6"
@@ -64,6 +66,7 @@ class DistillConfig:
     steps: int = 1500
     lr: float = 1e-3
     train_batch_size: int = 64
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         RoutingChoice.parse(self.routing)
@@ -73,7 +76,22 @@ class DistillConfig:
         require(self.train_batch_size >= 1, f"train_batch_size is {self.train_batch_size}: it must be at least 1")
 
     def recipe(self, model: str, answers: Path, answering: AnswerConfig) -> TrainConfig:
-        """The whole training: masked cross-entropy over the answers, padding included, one mask ratio a sample."""
+        """The whole training: masked cross-entropy over the answers, padding included, one mask ratio a sample.
+
+        Raises:
+            RelumeError: a change that no training knows, or of what it is trained on.
+        """
+        config = self._published(model, answers, answering)
+        values = config.to_dict()
+        for table, changed in self.changes.items():
+            require(isinstance(changed, Mapping), f"{table} is {changed!r}: give tables, as [optimizer]")
+            own = {"model": {"init", "shape"}, "data": {"files", "tasks"}, "run": {"seed", "device", "dtype"}}
+            taken = own.get(table, set()) & set(changed)
+            require(not taken, f"[{table}] {', '.join(sorted(taken))}: relume distill has options for that")
+            values[table] = values.get(table, {}) | dict(changed)
+        return TrainConfig.from_mapping(values)
+
+    def _published(self, model: str, answers: Path, answering: AnswerConfig) -> TrainConfig:
         return TrainConfig(
             ModelSection(init=model, routing=self.routing),
             DataSection(files=(str(answers),), batch_size=self.train_batch_size, micro_positions=2048),
@@ -182,8 +200,18 @@ def distill(
     checkpoint = train(config, out, progress=trained, note=note)
     ended = time.monotonic()
     return DistillReport(
-        counts, tuning.steps, checkpoint, config.model.routing, answered_at - began, ended - answered_at
+        counts, config.run.steps, checkpoint, config.model.routing, answered_at - began, ended - answered_at
     )
+
+
+def read_changes(path: Path) -> dict[str, Any]:
+    """Tables of a TOML file, for `DistillConfig.changes`. Raises `RelumeError` if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RelumeError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise RelumeError(f"{path}: not valid TOML ({error})") from None
 
 
 def _init(model: str) -> str:
