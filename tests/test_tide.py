@@ -336,21 +336,27 @@ def test_senseless_arguments_are_refused_in_one_line(text: str) -> None:
 
 
 def test_another_drift_solves_the_interval_again(profile: Profile) -> None:
-    """A profile that promised a hundredth of the promotions: what is seen corrects it, and the plan follows."""
+    """A profile that promised much drift: what is seen corrects it, and where that pays the plan follows."""
     assert profile.refresh is not None
-    calm = replace(profile.refresh, brought=profile.refresh.brought / 100)
-    context = RetentionContext(
-        SHAPE, 24, replace(profile, refresh=calm), slots=(6,) * SHAPE.num_layers, costs=COSTS
-    )
+    wild = replace(profile, refresh=profile.refresh.scaled(6.0))
+    slow = replace(COSTS, host_s=3e-5, transfer_s=5e-4)  # to move much costs much
+    context = RetentionContext(SHAPE, 24, wild, slots=(6,) * SHAPE.num_layers, costs=slow)
     policy = Tide(context, margin=0.3)
     before = policy.refresh_plan
-    for record in small_records() * 3:
-        policy.begin_forward(span_inputs(record))
-        for use in layer_uses(record, SHAPE.num_experts):
-            policy.observe(use)
-            policy.placed(use.layer, policy.admits(use).nonzero()[0][:3])
-        policy.end_forward(record.spans)
-    assert policy.drift_changes > 0 and policy.refresh_plan is not before
+    assert before is not None
+    refreshes = 0
+    while refreshes < 2 * WINDOW:
+        for record in small_records():
+            policy.begin_forward(span_inputs(record))
+            admitted = 0
+            for use in layer_uses(record, SHAPE.num_experts):
+                policy.observe(use)
+                admitted += int(policy.admits(use).any())
+            refreshes += bool(admitted)
+            policy.end_forward(record.spans)  # nothing was ever placed: the residents do not drift at all
+    assert policy.drift_changes == 1
+    assert policy.refresh_plan is not before and policy.refresh_plan is not None
+    assert policy.refresh_plan.intervals != before.intervals
     monitor = DriftMonitor(0.3)
     assert not any(monitor.take(10.0, 10.5) for _ in range(5 * WINDOW)), "within the margin nothing changes"
 

@@ -196,6 +196,24 @@ def tide(
         typer.echo(json.dumps({"rows": [row.to_dict() for row in rows]}))
 
 
+@bench.command("tide-paper")
+def tide_paper(
+    trace: Annotated[Path, typer.Argument(help="A trace of 256 experts a layer; relume trace synth makes one.")],
+    profile: Annotated[Path, typer.Option(help="From relume trace profile, of the same model's other requests.")],
+    json_output: AsJson = False,
+) -> None:
+    """Simulate the table of TIDE's paper, and show both baselines next to its figures."""
+    from relume.cli.interval_tables import print_paper
+    from relume.machine.hardware import load_hardware
+    from relume.simulate.tide_paper import reproduce
+
+    with item_progress("replaying") as progress:
+        rows = reproduce(trace, profile, load_hardware, work_of, progress)
+    print_paper(rows)
+    if json_output:
+        typer.echo(json.dumps({"rows": [row.to_dict() for row in rows]}))
+
+
 def _simulate(
     traces: Sequence[Path],
     strategies: Sequence[str],

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from relume.simulate.intervals import IntervalRow
+    from relume.simulate.tide_paper import PaperRow
 
 #: Intervals of the curve that a table has room for.
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 31)
@@ -48,6 +49,24 @@ def print_intervals(rows: Sequence[IntervalRow]) -> None:
         f"1..31; the model is off by at most {abs(largest):.1%} there; by layer gains "
         f"{min(row.layers_gain for row in rows):+.1%} to {max(row.layers_gain for row in rows):+.1%}"
     )
+
+
+def print_paper(rows: Sequence[PaperRow]) -> None:
+    """Each cell of TIDE's table: gains over the baselines as simulated, and over its better one as published."""
+    from relume.simulate.tide_paper import BASELINES, PAPER, PAPER_HEADLINE
+
+    console = make_console()
+    table = make_table("TIDE's gain in time per token over", *BASELINES, "tide ms", "paper, measured", "over")
+    for row in rows:
+        cell = row.cell
+        table.add_row(
+            f"{cell.hardware} {cell.work}, {cell.slots} of 256",
+            *(f"{row.gains[name]:.2f}x" for name in BASELINES),
+            *(f"{row.tide_ms:.2f}", f"{row.paper_gain:.2f}x", cell.baseline),
+        )
+    console.print(table)
+    headline = ", ".join(f"{gain}x for {work}" for work, gain in PAPER_HEADLINE.items())
+    console.print(f"The paper ({PAPER}) names up to {headline}.")
 
 
 def print_refresh(refresh: Mapping[str, Any], console: Console) -> None:

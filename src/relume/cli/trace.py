@@ -147,11 +147,16 @@ def profile(
         out = cached_profile(made.model)
         out.parent.mkdir(parents=True, exist_ok=True)
     write_model_profile(made, out)
+    drifts = []
+    if made.refresh is not None:
+        fitted = zip(made.refresh.slots.tolist(), *made.refresh.drift, strict=True)
+        drifts = [{"slots": slots, "drift": float(drift), "error": float(error)} for slots, drift, error in fitted]
     mean = float(made.mean_active.mean())
     typer.echo(f"{out}: {reader.num_forwards} forwards, {mean:.1f} experts of a layer active in an iteration")
     if json_output:
         document = {"path": str(out), "model": made.model, "forwards": reader.num_forwards}
-        typer.echo(json.dumps(document | {"mean_active": made.mean_active.tolist()}))
+        document |= {"mean_active": made.mean_active.tolist(), "drift": drifts}
+        typer.echo(json.dumps(document))
 
 
 def _counted(records: Iterable[ForwardRecord], total: int, progress: Progress) -> Iterator[ForwardRecord]:

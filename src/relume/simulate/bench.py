@@ -20,11 +20,11 @@ from relume.trace.file import TraceReader
 #: What is compared unless something else is asked for.
 COMPARED = (
     *("lru", "moe-infinity", "finemoe", "hybrimoe", "fiddler", "fiddler-max"),
-    *("freetoken", "oled", "foresight"),
+    *("freetoken", "tide", "oled", "foresight"),
 )
 #: Retentions that cannot do without a profile; and parts of a strategy that do worse without one.
 _NEED_PROFILE = {"static"}
-_LIKE_PROFILE = {"oled", "foresight", "activation", "marginal"}
+_LIKE_PROFILE = {"oled", "foresight", "tide", "activation", "marginal", "refresh"}
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Refreshes over which promotions are compared with the profile's.
-WINDOW = 16
+#: Refreshes over which promotions are compared with the profile's; those of a few blocks vary by chance.
+WINDOW = 128
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy as np
 from relume.strategy.budget import uniform
 from relume.strategy.refresh.costs import RefreshCosts
 from relume.strategy.refresh.curves import INTERVALS, RefreshCurves
-from relume.strategy.refresh.solve import RefreshPlan, layer_seconds, plan_of, solve_interval
+from relume.strategy.refresh.solve import LEAST_GAIN, RefreshPlan, layer_seconds, plan_of, solve_interval
 from relume.strategy.use import ExpertShape
 
 #: Numbers of slots that a layer may get, beside an even share: so many steps from few to all experts.
@@ -19,9 +19,6 @@ _STEPS = 32
 TIME_LIMIT_S = 0.8
 #: What is left between a solution and the bound, relatively, when it counts as solved.
 GAP = 1e-4
-#: A plan for layers must be predicted to save this much, or all layers keep one interval and equal slots: curves
-#: and costs are not known any better.
-LEAST_GAIN = 0.02
 
 
 @lru_cache(maxsize=16)  # asked once for the slots, and once for the intervals that go with them
@@ -85,7 +82,7 @@ def solve_layers(
     if gain >= LEAST_GAIN or idle_s < 0.0:
         return plan
     note = (
-        f"intervals and slots of their own would save {gain:.1%} of an iteration, less than the {LEAST_GAIN:.0%} "
+        f"intervals and slots of their own would save {gain:.1%} of an iteration, less than the {LEAST_GAIN:.1%} "
         "that the prediction can tell: all layers share one interval and have equal slots"
     )
     return plan_of(curves, costs, even, np.array(single.intervals), "measured", notes=(note,))

@@ -14,7 +14,13 @@ from relume.strategy.refresh.curves import INTERVALS
 from relume.strategy.refresh.drift import DriftMonitor
 from relume.strategy.refresh.program import solve_layers
 from relume.strategy.refresh.schedule import HitCounter, Iteration, IterationWatch, RefreshTimer
-from relume.strategy.refresh.solve import RefreshPlan, plan_of, solve_interval, solve_intervals
+from relume.strategy.refresh.solve import (
+    LEAST_GAIN,
+    RefreshPlan,
+    plan_of,
+    solve_interval,
+    solve_intervals,
+)
 from relume.strategy.retention.base import Retention
 from relume.strategy.retention.context import RetentionContext
 from relume.strategy.use import LayerUse
@@ -36,7 +42,7 @@ class Tide(Retention, Dispatch):
 
     The interval is the one of the least predicted time (`solve_interval`; one for each layer with `by_layer`), if
     a profile has curves and the machine's costs are known. It is solved again when what refreshes promote leaves
-    the profile's by `margin`.
+    the profile's by `margin`, and followed if that is predicted to save `LEAST_GAIN`.
 
     Args:
         context: of the model; without a profile the slots begin with the lowest ids, as in TIDE's code.
@@ -130,9 +136,12 @@ class Tide(Retention, Dispatch):
         if self._drift is not None and self._due.any():
             assert self.refresh_plan is not None
             if self._drift.take(self._promoted, float(self._expected[self._due].sum())):
-                self.refresh_plan = self._plan(0, self._drift.ratio)
-                assert self.refresh_plan is not None
-                self._follow(self.refresh_plan)
+                best = self._plan(0, self._drift.ratio)
+                kept = self._plan(self._timer.intervals, self._drift.ratio)
+                assert best is not None and kept is not None
+                if best.experts_s < (1.0 - LEAST_GAIN) * kept.experts_s:
+                    self.refresh_plan = best
+                    self._follow(best)
 
     @property
     def drift_changes(self) -> int:
@@ -148,16 +157,16 @@ class Tide(Retention, Dispatch):
         promoted = curves.promoted(np.array(plan.slots))
         self._expected = promoted[rows, np.arange(len(rows))]
 
-    def _plan(self, interval: int, drift: float = 1.0) -> RefreshPlan | None:
-        """Of the interval given, or of the best for a drift of so many times the profile's."""
+    def _plan(self, interval: int | np.ndarray, drift: float = 1.0) -> RefreshPlan | None:
+        """Of the interval given, or with 0 of the best, for a drift of so many times the profile's."""
         context = self._context
         curves, costs, slots = context.curves, context.costs, context.slots
         if curves is None or costs is None or slots is None:
             return None
         if drift != 1.0:
             curves = curves.scaled(drift)
-        if interval:
-            return plan_of(curves, costs, np.array(slots), np.full(len(slots), interval), "given")
+        if np.any(interval):
+            return plan_of(curves, costs, np.array(slots), np.broadcast_to(interval, len(slots)), "given")
         if not self._by_layer:
             return solve_interval(curves, costs, np.array(slots))
         if drift == 1.0 and (plan := solve_layers(curves, costs, sum(slots), context.shape)).slots == slots:
