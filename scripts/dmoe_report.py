@@ -230,8 +230,8 @@ def write(made: Sequence[Made], options: argparse.Namespace) -> None:
         f"Measured on {machine_identity()}: {base.overall.num_prompts} held-out prompts, {VARIANT}, computed in "
         f"{options.dtype}, batches of {options.batch_size} (exact). Intervals are 95%: Wilson's of exact match, "
         "the others from 10,000 paired resamples of the prompts. Active and prefill are distinct experts of a "
-        "layer, in a denoising iteration and in a forward that prefills or commits; KiB are those of all layers' active "
-        "experts in an iteration, as the checkpoint stores them."
+        "layer, in a denoising iteration and in a forward that prefills or commits; KiB are those of all layers' "
+        "active experts in an iteration, as the checkpoint stores them."
     )
     text = [about, "", HEAD, *(line_of(each.row, one) for each, one in zip(made, found, strict=True))]
     text += [
