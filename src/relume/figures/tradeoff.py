@@ -44,8 +44,9 @@ def draw_tradeoff(points: Sequence[TradeoffPoint], path: Path) -> None:
     for number, line in enumerate(dict.fromkeys(point.line for point in points)):
         chosen = sorted((p for p in points if p.line == line), key=lambda point: point.active_experts)
         heights = [point.exact_match for point in chosen]
-        below = [point.exact_match - point.interval[0] for point in chosen]
-        above = [point.interval[1] - point.exact_match for point in chosen]
+        # Of 0 and 1 an end of the interval is the share itself, but for rounding.
+        below = [max(0.0, point.exact_match - point.interval[0]) for point in chosen]
+        above = [max(0.0, point.interval[1] - point.exact_match) for point in chosen]
         axes.errorbar(
             [point.active_experts for point in chosen],
             heights,
