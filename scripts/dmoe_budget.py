@@ -61,6 +61,7 @@ def cases_of(routing: str, more: str | None) -> list[Case]:
     found = [Case("base", "lru", "native"), Case("base", "foresight", "native")]
     found += [Case("distilled", "lru"), Case("distilled", "foresight")]
     found += [Case("distilled", "foresight", f"{routing}:residents={strength}") for strength in RESIDENTS]
+    found.append(Case("distilled", "foresight:prefetch=none", f"{routing}:residents={RESIDENTS[1]}"))
     return found + [Case("distilled", "foresight", text) for text in (more or "").split(",") if text]
 
 
@@ -87,7 +88,7 @@ class Bench:
             return self._answer(engine, prompts), str(engine.routing)
 
     def _answer(self, engine: Engine, prompts: list[str]) -> list[GenerationResult]:
-        decoding = DecodingConfig(max_tokens=self._options.max_tokens, threshold=0.9)
+        decoding = DecodingConfig(max_tokens=self._options.max_tokens, threshold=self._options.threshold)
         return answer(engine, prompts, decoding, 1, lambda _done, _total: None)
 
     def _make_profile(self) -> str:
@@ -208,13 +209,17 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=120)
     parser.add_argument("--profile-prompts", type=int, default=1000)
     parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument(
+        "--threshold", type=float, default=0.9, help="with a larger one blocks take more iterations"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--more", help="further routings of the distilled model, separated by commas")
     options = parser.parse_args()
     rows = measure(options)
     about = (
-        f"Measured on {machine_identity()}: {options.num_prompts} held-out prompts one by one, threshold 0.9, "
+        f"Measured on {machine_identity()}: {options.num_prompts} held-out prompts one by one, threshold "
+        f"{options.threshold}, "
         f"{options.budget} of the experts resident, medians of {options.rounds} rounds. Hit rates by phase are "
         "those of prefills, of blocks' first and later iterations, and of commits, in a recorded round; the "
         "bound is Belady's for that round's routing, simulated."
