@@ -34,6 +34,9 @@ _HELP = {
     "offline": "Use only what was downloaded before.",
 }
 
+#: Among several routings, the one that the model is made for.
+OWN = "own"
+
 
 @dataclass(frozen=True)
 class LoadOptions:
@@ -73,14 +76,20 @@ class LoadOptions:
             Strategy.parse(self.strategy)
         if self.hardware is not None:
             load_hardware(self.hardware)
-        if self.routing is not None:
-            RoutingChoice.parse(self.routing)
+        for routing in self.routings:
+            if routing is not None:
+                RoutingChoice.parse(routing)
         self.engine()  # building it checks the values
         ExpertMemory.parse(self.expert_memory)
         if self.host_memory is not None:
             ExpertMemory.parse(self.host_memory)
         if self.memory is not None:
             parse_size(self.memory)
+
+    @property
+    def routings(self) -> tuple[str | None, ...]:
+        """That were asked for; `None` is the model's own."""
+        return (self.routing,)
 
     def engine(self, max_batch: int = 1) -> EngineConfig:
         """The engine's configuration, for so many requests at a time."""
@@ -90,6 +99,30 @@ class LoadOptions:
 
 
 loading_options = options_of(LoadOptions, "loading", _HELP)
+
+
+@dataclass(frozen=True)
+class RoutingsOptions(LoadOptions):
+    """The same where `routing` names several, separated by commas; `own` is the model's own."""
+
+    @property
+    def routings(self) -> tuple[str | None, ...]:
+        """That were asked for, each once; `None` is the model's own."""
+        names = [name.strip() for name in (self.routing or OWN).split(",")]
+        return tuple(None if name == OWN else name for name in dict.fromkeys(names))
+
+    def one(self, routing: str | None) -> LoadOptions:
+        """Options for one of them."""
+        # The strategy has taken the interval in already.
+        return LoadOptions(**dataclasses.asdict(self) | {"routing": routing, "tide_interval": None})
+
+
+routings_options = options_of(
+    RoutingsOptions,
+    "loading",
+    _HELP
+    | {"routing": "Routings, separated by commas: native, dmoe:p=0.6, ...; own, the default, is the model's."},
+)
 
 
 def open_engine(model: str, options: LoadOptions, max_batch: int = 1) -> Engine:

@@ -133,6 +133,14 @@ class Engine:
         return stored_dtype(self._checkpoint.config, self._checkpoint.tensors)
 
     @property
+    def bytes_per_expert(self) -> int:
+        """Of one expert as the checkpoint stores it, whatever it is computed in."""
+        pack = self._checkpoint.pack
+        return (
+            self.config.parameters_per_expert * self._stored_dtype.itemsize if pack is None else pack.expert_bytes
+        )
+
+    @property
     def _weights_are_exact(self) -> bool:
         """Whether what is computed with holds every weight of the checkpoint as it is."""
         pack = self._checkpoint.pack

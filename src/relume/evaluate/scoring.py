@@ -1,12 +1,18 @@
-"""Scores with their uncertainty."""
+"""Scores with their uncertainty, alone and against another's on the same prompts."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 _Z = 1.959964  # 95 per cent, two-sided
+#: Resamples of a bootstrap, and the quantiles between which 95 per cent of them lie.
+NUM_RESAMPLES = 10_000
+_QUANTILES = (0.025, 0.975)
 
 
 @dataclass(frozen=True)
@@ -41,3 +47,64 @@ class Score:
             "num_right": self.num_right,
             "num_prompts": self.num_prompts,
         }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Exact match against a base's over the same prompts. Intervals are 95 per cent, from a paired bootstrap.
+
+    Attributes:
+        points, points_interval: exact match less the base's, in percentage points.
+        relative, relative_interval: exact match / the base's; `None` if the base has no right answer. Resamples
+            in which it has none are left out.
+    """
+
+    points: float
+    points_interval: tuple[float, float]
+    relative: float | None
+    relative_interval: tuple[float, float] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return asdict(self)
+
+
+def bootstrap_means(values: np.ndarray, rng: np.random.Generator, resamples: int = NUM_RESAMPLES) -> np.ndarray:
+    """Means `[resamples, k]` of rows drawn with replacement from `values` `[n, k]`, whole rows each time.
+
+    Equal rows are drawn together: how often each kind occurs in n draws is multinomial, and there are few kinds.
+    """
+    kinds, counts = np.unique(values, axis=0, return_counts=True)
+    drawn = rng.multinomial(len(values), counts / len(values), size=resamples)
+    means: np.ndarray = drawn @ kinds / len(values)
+    return means
+
+
+def interval_of(resampled: np.ndarray) -> tuple[float, float]:
+    """The percentile interval of resampled figures."""
+    low, high = np.quantile(resampled, _QUANTILES)
+    return float(low), float(high)
+
+
+def compare(right: Sequence[float], base: Sequence[float], rng: np.random.Generator) -> Comparison:
+    """Compare answers with a base's.
+
+    Args:
+        right: of each prompt, whether it was answered exactly; a share if answers of several are mixed.
+        base: the base's, of the same prompts in the same order.
+        rng: of the resamples.
+
+    Raises:
+        ValueError: they are of different lengths, or empty.
+    """
+    if len(right) != len(base) or not len(right):
+        raise ValueError(f"{len(right)} answers cannot be paired with {len(base)}: answer the same prompts")
+    pairs = np.column_stack((right, base)).astype(np.float64)
+    total, base_total = pairs.sum(axis=0).tolist()
+    means, base_means = bootstrap_means(pairs, rng).T
+    points = interval_of(100.0 * (means - base_means))
+    relative = relative_interval = None
+    if base_total:
+        some = base_means > 0.0
+        relative, relative_interval = total / base_total, interval_of(means[some] / base_means[some])
+    return Comparison(100.0 * (total - base_total) / len(pairs), points, relative, relative_interval)
