@@ -1,8 +1,8 @@
 """How well the cost model of interval refresh predicts this computer, its disk being the link: measured.
 
-A first run records what the model routes. From that the curves are gathered, and with the figures of `relume machine`
-the time of an iteration is predicted for each interval. Then each interval runs, in turns, and its iterations are
-timed.
+A first run records what the model routes. From that the curves are gathered, and with the figures of `relume
+machine` the time of an iteration is predicted for each interval. Then each interval runs, in turns, and its
+iterations are timed.
 
     python scripts/interval_report.py MODEL --expert-memory 2GiB --intervals 1,4,31 --repeats 2
 """

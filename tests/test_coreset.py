@@ -216,7 +216,7 @@ def test_windows_of_a_batch_of_blocks_are_those_of_each_block() -> None:
         assert torch.equal(alone.weights, together.weights[rows])
 
 
-def test_residents_win_near_ties_and_nothing_else() -> None:
+def test_residents_win_near_ties_and_no_more_experts_come_in() -> None:
     config = RouterConfig(num_experts=6, top_k=2, has_bias=False)
     scores = torch.tensor([[0.8, 0.7, 0.0, 0.0, 0.0, 0.0], [0.8, 0.0, 0.69, 0.0, 0.0, 0.0]])
     residents = torch.tensor([False, False, True, False, True, False])
@@ -226,7 +226,7 @@ def test_residents_win_near_ties_and_nothing_else() -> None:
 
     assert inside("dmoe:p=0.3") == inside("dmoe:p=0.3:residents=0") == [0, 1]
     assert inside("dmoe:p=0.3:residents=0.01") == [0, 2]  # 0.69 for 0.7, the resident one
-    assert inside("dmoe:p=0.3:residents=100") == [0, 2]  # 4 is resident and has no vote
+    assert inside("dmoe:p=0.3:residents=100") == [2, 4]  # 4 has no vote, and is taken for 0's; never more experts
 
 
 @settings(max_examples=30, deadline=None)

@@ -47,12 +47,12 @@ def normalised_votes(selection: torch.Tensor, count: int, window: int, aggregate
 def vote_order(shares: torch.Tensor, residents: torch.Tensor | None, strength: float) -> torch.Tensor:
     """Experts `[windows, experts]` by descending votes, ties to the lower id.
 
-    `strength` is added for a resident expert that has a vote at all, so that of near-ties the resident one is
-    taken; 0 leaves the published order.
+    `strength` is added for a resident expert, with votes or without: where its share is less than that behind
+    another one's, the resident one comes first. 0 leaves the published order.
     """
     if residents is None or not strength:
         return top_indices(shares, shares.shape[-1])
-    return top_indices(shares + strength * (residents.to(shares.device) & (shares > 0.0)), shares.shape[-1])
+    return top_indices(shares + strength * residents.to(shares.device), shares.shape[-1])
 
 
 def first_of(order: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
@@ -93,12 +93,14 @@ def coreset(
         assert choice.n is not None
         united = windows_of(best_experts(selection, choice.n), window).any(dim=1)
         return extended(united, shares, choice.smallest(config))
-    order = vote_order(shares, residents, choice.residents or 0.0)
+    order = vote_order(shares, None, 0.0)
     if choice.share is not None:
         sizes = torch.full((len(order),), round(choice.share * config.num_experts), device=order.device)
     else:
         assert choice.p is not None, "a coreset by votes is a share of the experts or of the votes"
         sizes = smallest_share(shares, order, choice.p)
+    if choice.residents:  # other members, but no more of them
+        order = vote_order(shares, residents, choice.residents)
     return first_of(order, sizes.clamp(min=choice.smallest(config)))
 
 
