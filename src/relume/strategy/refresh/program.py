@@ -82,7 +82,7 @@ def solve_layers(
     if gain >= LEAST_GAIN or idle_s < 0.0:
         return plan
     note = (
-        f"intervals and slots of their own would save {gain:.1%} of an iteration, less than the {LEAST_GAIN:.1%} "
+        f"intervals and slots of their own would save {gain:.1%} of an iteration, less than the {LEAST_GAIN:.0%} "
         "that the prediction can tell: all layers share one interval and have equal slots"
     )
     return plan_of(curves, costs, even, np.array(single.intervals), "measured", notes=(note,))
