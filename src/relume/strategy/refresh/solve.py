@@ -12,8 +12,8 @@ from relume.strategy.refresh.costs import RefreshCosts
 from relume.strategy.refresh.curves import INTERVALS, RefreshCurves
 
 #: What another plan must be predicted to save, relatively, to be worth leaving a plain one: curves and costs are
-#: not known any better. In simulations one that promised 2.7% of the experts' time lost 1.5% of all the time, and from
-#: 3.3% on all of them gained.
+#: not known any better. In simulations one that promised 2.7% of the experts' time lost 1.5% of all, and from 3.3%
+#: on all of them gained.
 LEAST_GAIN = 0.03
 
 
