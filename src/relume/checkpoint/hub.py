@@ -20,7 +20,7 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-
 def resolve_model(
     model: str | Path, revision: str | None = None, offline: bool = False, weights: bool = True
 ) -> Path:
-    """The folder of `model`: a shipped one (`demo`), a path, or a hub id `organisation/name`.
+    """The folder of `model`: a shipped one (`demo`, `demo-dmoe`), a path, or a hub id `organisation/name`.
 
     A hub id is downloaded, or an interrupted download resumed.
 
@@ -33,8 +33,8 @@ def resolve_model(
     Raises:
         RelumeError: neither a folder nor a hub id, or the download failed.
     """
-    shipped = SHIPPED / str(model)
-    path = shipped if str(model).isidentifier() and shipped.is_dir() else Path(model)
+    shipped = {folder.name: folder for folder in SHIPPED.iterdir()}
+    path = shipped.get(str(model), Path(model))
     if exists(path) or not _HUB_ID.fullmatch(str(model)):
         if revision is not None:
             raise RelumeError(f"{model}: a local folder has no revision; leave --revision out")

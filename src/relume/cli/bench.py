@@ -185,7 +185,10 @@ def tide(
         if path is None:
             raise typer.BadParameter("give --profile, from which the interval is solved: `relume trace profile`")
         with item_progress(f"replaying {trace.name}") as progress:
-            rows += compare_intervals(trace, path, memories, machines, sizes, progress)
+            found, notes = compare_intervals(trace, path, memories, machines, sizes, progress)
+        rows += found
+        for line in notes:
+            note(line)
     print_intervals(rows)
     if plot is not None:
         from relume.figures.intervals import curve_of, draw_intervals
@@ -208,7 +211,9 @@ def tide_paper(
     from relume.simulate.tide_paper import reproduce
 
     with item_progress("replaying") as progress:
-        rows = reproduce(trace, profile, load_hardware, work_of, progress)
+        rows, notes = reproduce(trace, profile, load_hardware, work_of, progress)
+    for line in notes:
+        note(line)
     print_paper(rows)
     if json_output:
         typer.echo(json.dumps({"rows": [row.to_dict() for row in rows]}))

@@ -26,23 +26,27 @@ def distill(
         int | None, typer.Option(min=1, help="Prompts to answer: all of the file, or 20000 over the tasks.")
     ] = None,
     routing: Annotated[
-        str, typer.Option(help="To train with, and to run with afterwards: dmoe:p=0.6, dmoe:p=0.6:guard=8, ...")
-    ] = "dmoe:p=0.6",
+        str | None, typer.Option(help="To train with and to run with afterwards; by default dmoe:p=0.6.")
+    ] = None,
     threshold: Annotated[float, typer.Option(help="Of the decoder that answers.")] = 0.95,
     temperature: Annotated[float, typer.Option(help="Of the answers; 0 takes the most likely token.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="The longest answer; longer ones are dropped.")] = 256,
     batch_size: Annotated[int, typer.Option(help="Prompts answered together.")] = 64,
     parameters: Annotated[
-        Literal["all", "experts", "experts+router", "router"], typer.Option(help="What is trained.")
-    ] = "all",
+        Literal["all", "experts", "experts+router", "router"] | None,
+        typer.Option(help="What is trained; by default all."),
+    ] = None,
     kl: Annotated[
-        float, typer.Option(help="Weight of KL(model as it was || trained) on masked tokens; published 0.")
-    ] = 0.0,
-    steps: Annotated[int, typer.Option(help="Of the optimiser.")] = 1500,
+        float | None, typer.Option(help="Weight of KL(model as it was || trained) on masked tokens; by default 0.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Of the optimiser; by default 1500.")] = None,
     lr: Annotated[
-        float, typer.Option(help="Peak learning rate; published 2e-6, for 16 billion parameters.")
-    ] = 1e-3,
-    train_batch_size: Annotated[int, typer.Option(help="Answers in a step; published 4.")] = 64,
+        float | None,
+        typer.Option(help="Peak learning rate; by default 0.001, published 2e-6, for 16 billion parameters."),
+    ] = None,
+    train_batch_size: Annotated[
+        int | None, typer.Option(help="Answers in a step; by default 64, published 4.")
+    ] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="TOML with further values of the training, as relume train reads them.")
     ] = None,
@@ -62,7 +66,15 @@ def distill(
     try:
         answering = AnswerConfig(threshold, temperature, max_tokens, batch_size, seed, dtype, device)
         changes = {} if recipe is None else read_changes(recipe)
-        tuning = DistillConfig(routing, parameters, kl, steps, lr, train_batch_size, changes)
+        options = {
+            "routing": routing,
+            "parameters": parameters,
+            "kl": kl,
+            "steps": steps,
+            "lr": lr,
+            "train_batch_size": train_batch_size,
+        }
+        tuning = DistillConfig.from_options({k: v for k, v in options.items() if v is not None}, changes)
         chosen = prompts_to_learn(prompts, tasks, num_prompts, seed)
     except RelumeError as error:
         raise typer.BadParameter(str(error)) from None

@@ -70,6 +70,10 @@ class LoadOptions:
         if self.tide_interval is not None:
             tide = self.strategy != "auto" and Strategy.parse(self.strategy).retention == "tide"
             require(tide, f"--tide-interval is for --strategy tide, not for {self.strategy}")
+            given = "interval" in Strategy.parse(self.strategy).parameters
+            require(
+                not given, f"--tide-interval and --strategy {self.strategy} both give an interval: leave one out"
+            )
             require(self.tide_interval >= 1, f"--tide-interval is {self.tide_interval}: it must be at least 1")
             object.__setattr__(self, "strategy", f"{self.strategy}:interval={self.tide_interval}")
         if self.strategy != "auto":

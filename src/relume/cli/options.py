@@ -15,7 +15,7 @@ from relume.core import RelumeError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-Model = Annotated[str, typer.Argument(help="A checkpoint folder, a hub id organisation/name, or demo.")]
+Model = Annotated[str, typer.Argument(help="A checkpoint folder, a hub id organisation/name, demo or demo-dmoe.")]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Use only what was downloaded before.")]
 

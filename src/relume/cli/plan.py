@@ -99,7 +99,7 @@ def _draw(document: dict[str, Any], path: Path) -> None:
         raise RelumeError(
             "there is no curve to draw: name --strategy tide, and --profile or --hardware if it says so"
         )
-    solved = refresh["intervals"][0]
+    solved = min(refresh["intervals"][0], len(refresh["curve_ms"]))
     draw_intervals([IntervalCurve(refresh["hardware"], "predicted", refresh["curve_ms"], (), solved)], path)
 
 

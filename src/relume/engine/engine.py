@@ -171,7 +171,8 @@ class Engine:
         if runtime is not None and runtime.model.experts.placement.monitor.stopped:
             stopped = ("experts are no longer brought ahead: most of those that were had not been used",)
         chosen = (*self._routing.warnings, *self._provision.warnings)
-        return (*relume.startup_fallbacks, *chosen, *loaded, *stopped)
+        kept = () if runtime is None else runtime.model.experts.placement.retention.notes
+        return tuple(dict.fromkeys((*relume.startup_fallbacks, *chosen, *loaded, *kept, *stopped)))
 
     def resize_experts(self, expert_memory: str) -> None:
         """Let fewer experts be resident from the next forward on, or again as many as the engine was loaded for.
@@ -213,6 +214,7 @@ class Engine:
             work=self._provision.work,
             profile=self._provision.profile,
             costs=self._provision.costs,
+            intervals=memory.placement.retention.intervals,
             routing=str(self.routing),
         )
         with TraceWriter(path, metadata) as writer, self._runtime.recording(Recorder(writer)):
@@ -424,7 +426,7 @@ class Engine:
             expert_memory_bytes=memory.pool.num_slots * memory.arena.format.slot_bytes,
             expert_format=memory.arena.format.name,
             routing=str(self.routing),
-            lossless=self._engine.exact_batches and self._weights_are_exact and self._routing.is_own,
+            lossless=self._engine.exact_batches and self._weights_are_exact and self._routing.is_lossless,
             fallbacks=self.fallbacks,
             kind=self._kind,
             hardware=self._hardware,

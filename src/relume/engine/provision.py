@@ -213,7 +213,7 @@ def provision(
     path, profile, warnings = _find_profile(engine.profile, folder, shape)
     total = sum(plan.slots_per_layer)
     work = WorkShape.of(config, compute_dtype.itemsize, planner.slot_bytes)
-    costs = _refresh_costs(hardware, engine.device, work, profile)
+    costs = strategy.weigh(_refresh_costs(hardware, engine.device, work, profile))
     slots = layer_slots or BUDGETS[strategy.budget](total, shape, profile, costs)
     plan = replace(plan, slots_per_layer=tuple(slots))
     if memory.excessive:

@@ -45,6 +45,11 @@ class RoutingInForce:
         return self.choice == self.own or self.choice.resolved(router) == self.own.resolved(router)
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether tokens are those of the plain model: its own routing, and no regard to what is resident."""
+        return self.is_own and not self.choice.uses_residents
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """One line each: the model's own routing gave way, or the plan does not hold all that the choice takes."""
         other = () if self.is_own else (f"routing {self.choice} instead of the model's own {self.own}",)

@@ -124,6 +124,7 @@ class Runtime:
             budget = BUDGETS[Strategy.parse(self.strategy).budget]
             slots = budget(total, shape, self._provision.habits, self._provision.costs)
             memory.resize(total if memory.pool.shared else slots)
+            memory.placement.retention.resized(None if memory.pool.shared else tuple(slots))
 
     @contextmanager
     def recording(self, recorder: Recorder) -> Iterator[None]:

@@ -134,6 +134,7 @@ class ExpertExecutor:
             weights.numpy(),
             batch.votes,
             self._num_experts,
+            None if routing.used is None else routing.used.cpu().numpy(),
         )
         with self.memory.access(use, batch.usage) as access:
             hosted = [

@@ -143,8 +143,10 @@ def compare_intervals(
     machines: Sequence[Hardware],
     work: WorkShape | None,
     progress: Progress,
-) -> list[IntervalRow]:
+) -> tuple[list[IntervalRow], tuple[str, ...]]:
     """Every interval on every machine at every budget, simulated, next to what is solved from the profile.
+
+    Returns the rows, and what a user should know, a line each.
 
     Raises:
         RelumeError: the trace, the profile or a budget cannot be used.
@@ -169,7 +171,7 @@ def compare_intervals(
             assert isinstance(total, int)
             found = [simulated[machine.name, text, name] for name in names]
             rows.append(_row(setting, machine, text, total, shape, curves, found))
-    return rows
+    return rows, matrix.notes
 
 
 def longest_block(reader: TraceReader) -> int:
@@ -201,8 +203,8 @@ def _row(
     layers, solve_s = _timed_layers(curves, costs, total, shape)
     outside_s = outside_experts_s(machine, setting.work, curves)
     *each, tide, by_layer = found
-    times = [_known(row.decoding_ms) for row in each]
-    curve = [_known(row.iteration_ms) for row in each]
+    times = [known(row.decoding_ms) for row in each]
+    curve = [known(row.iteration_ms) for row in each]
     predicted = [1000 * (outside_s + seconds) for seconds in solved.curve]
     errors = [model / clock - 1.0 for model, clock in zip(predicted, curve, strict=True)]
     interval, published = solved.intervals[0], solve_published(curves, costs, slots)
@@ -224,9 +226,9 @@ def _row(
         largest_error=max(errors, key=abs),
         published_interval=published,
         published_ms=times[published - int(INTERVALS[0])],
-        tide_ms=_known(tide.decoding_ms),
-        layers_ms=_known(by_layer.decoding_ms),
-        layers_gain=1.0 - _known(by_layer.decoding_ms) / times[at],
+        tide_ms=known(tide.decoding_ms),
+        layers_ms=known(by_layer.decoding_ms),
+        layers_gain=1.0 - known(by_layer.decoding_ms) / times[at],
         layer_intervals=layers.intervals,
         layer_slots=layers.slots,
         solve_s=solve_s,
@@ -245,7 +247,8 @@ def _timed_layers(
     return plan, time.perf_counter() - started
 
 
-def _known(milliseconds: float | None) -> float:
+def known(milliseconds: float | None) -> float:
+    """A time; raises `RelumeError` if there is none, since nothing was decoded."""
     require(milliseconds is not None, "the trace decodes no block: nothing can be compared")
     assert milliseconds is not None
     return milliseconds

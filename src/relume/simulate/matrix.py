@@ -80,7 +80,8 @@ def setting_of(
     expert_bytes = metadata.expert_bytes
     if work is not None:
         work, expert_bytes = work.with_moe_layers(metadata.shape.num_layers), work.expert_bytes
-    return Setting(reader.path, shared, profile, expert_bytes, work or metadata.work, as_recorded, metadata.costs)
+    work, recorded = work or metadata.work, (metadata.costs, metadata.intervals)
+    return Setting(reader.path, shared, profile, expert_bytes, work, as_recorded, *recorded)
 
 
 def make_matrix(

@@ -105,7 +105,7 @@ class Setting:
         expert_bytes: of one expert.
         work: sizes that take time on a machine, where they are known.
         as_recorded: decisions that depended on time are taken from the trace.
-        costs: of the machine that was recorded, which a strategy weighed.
+        costs, intervals: of the recorded run: what its strategy weighed, and what it solved.
     """
 
     path: Path
@@ -115,6 +115,7 @@ class Setting:
     work: WorkShape | None = None
     as_recorded: bool = False
     costs: RefreshCosts | None = None
+    intervals: tuple[int, ...] = ()
 
     def costs_on(self, hardware: Hardware | None, profile: Profile | None) -> RefreshCosts | None:
         """What strategies may weigh: of the machine that charges time, or as recorded."""
@@ -148,7 +149,7 @@ class Run:
         self._setting, self._job = setting, job
         strategy = Strategy.parse(job.strategy)
         asked = job.slots
-        costs = setting.costs_on(job.hardware, profile)
+        costs = strategy.weigh(setting.costs_on(job.hardware, profile))
         budget = BUDGETS[strategy.budget]
         self._budget = budget(asked, shape, profile, costs) if isinstance(asked, int) else list(asked)
         total = sum(self._budget)
@@ -160,7 +161,8 @@ class Run:
                 raise RelumeError("the trace does not say how large its model is: name a shape with --work")
             lanes = self._clock = VirtualClock(job.hardware, setting.work, shape, PREFETCH_SLOTS)
         layer_slots = None if setting.shared else tuple(self._budget)
-        context = RetentionContext(shape, total, profile, future, layer_slots, costs)
+        intervals = setting.intervals if setting.as_recorded else ()
+        context = RetentionContext(shape, total, profile, future, layer_slots, costs, intervals)
         slots: list[int] | int = total if setting.shared else self._budget
         if setting.as_recorded and strategy.retention != "belady":  # the bound decides for itself
             self.replay = recorded_run(strategy, context, slots)

@@ -11,6 +11,7 @@ from relume.config import require
 from relume.core import Progress
 from relume.machine.hardware import Hardware
 from relume.machine.work import WorkShape
+from relume.simulate.intervals import known
 from relume.simulate.matrix import make_matrix, setting_of
 from relume.simulate.rows import SimulationRow
 from relume.trace.file import TraceReader
@@ -81,8 +82,8 @@ def reproduce(
     load_hardware: Callable[[str], Hardware],
     work_of: Callable[[str], WorkShape],
     progress: Progress,
-) -> list[PaperRow]:
-    """Every cell of the table, with the routing of one trace and as many layers as it has.
+) -> tuple[list[PaperRow], tuple[str, ...]]:
+    """Every cell of the table, with the routing of one trace and as many layers as it has; and notes, a line each.
 
     Args:
         path: of a trace of 256 experts a layer.
@@ -100,16 +101,18 @@ def reproduce(
         f"{path}: {num_experts} experts a layer, and TIDE's table is of {NUM_EXPERTS}: `relume trace synth` makes "
         "such a trace",
     )
-    rows = []
+    rows: list[PaperRow] = []
+    notes: list[str] = []
     for cell in CELLS:
         setting = setting_of(reader, profile, work=work_of(cell.work))
         budgets = {str(cell.slots): cell.slots * num_layers}
         matrix = make_matrix(setting, [TIDE, *BASELINES], budgets, [load_hardware(cell.hardware)], bound=False)
+        notes += matrix.notes
         rows.append(_row(cell, matrix.run(progress)))
-    return rows
+    return rows, tuple(dict.fromkeys(notes))
 
 
 def _row(cell: PaperCell, found: Sequence[SimulationRow]) -> PaperRow:
-    times = {row.strategy: row.decoding_ms or 0.0 for row in found}
+    times = {row.strategy: known(row.decoding_ms) for row in found}
     gains = {name: times[name] / times[TIDE] for name in BASELINES}
     return PaperRow(cell, times[TIDE], gains, cell.tide / cell.best_baseline)

@@ -15,6 +15,7 @@ from relume.strategy.layer_budgets import BUDGETS
 from relume.strategy.placement import Parts
 from relume.strategy.prefetch import PREFETCHES
 from relume.strategy.prefetch.base import Prefetch
+from relume.strategy.refresh.costs import RefreshCosts
 from relume.strategy.retention import RETENTIONS
 from relume.strategy.retention.base import Retention
 from relume.strategy.retention.context import RetentionContext
@@ -75,6 +76,11 @@ class Strategy:
             return 0
         capacity = {key: value for key, value in self.parameters.items() if key == "capacity"}
         return _TABLES[self.retention](shape, **capacity)
+
+    def weigh(self, costs: RefreshCosts | None) -> RefreshCosts | None:
+        """A machine's costs as its budget and its retention are to see them: with its share of the link."""
+        share = self.parameters.get("link")
+        return costs if costs is None or share is None else replace(costs, link_share=share)
 
     def make(self, context: RetentionContext) -> Parts:
         """Its objects, fresh.

@@ -31,6 +31,7 @@ class LayerUse:
         votes: `[tokens]` bool: whether a token says what is worth keeping. All tokens of a block do; of a
             prompt's prefill, which touches nearly every expert, only the last block does.
         num_experts: of the layer.
+        used: `[tokens, k]` bool, which entries count, where tokens have different numbers of experts.
     """
 
     layer: int
@@ -38,6 +39,7 @@ class LayerUse:
     weights: np.ndarray
     votes: np.ndarray
     num_experts: int
+    used: np.ndarray | None = None
 
     @cached_property
     def all_vote(self) -> bool:
@@ -47,15 +49,19 @@ class LayerUse:
     @cached_property
     def counts(self) -> np.ndarray:
         """`[E]` int64: voting tokens that use each expert."""
-        chosen = self.expert_ids if self.all_vote else self.expert_ids[self.votes]
-        return np.bincount(chosen.ravel(), minlength=self.num_experts)
+        return self._count(slice(None) if self.all_vote else self.votes)
 
     @cached_property
     def token_counts(self) -> np.ndarray:
         """`[E]` int64: tokens that use each expert, whether they vote or not."""
         if self.all_vote:
             return self.counts
-        return np.bincount(self.expert_ids.ravel(), minlength=self.num_experts)
+        return self._count(slice(None))
+
+    def _count(self, tokens: slice | np.ndarray) -> np.ndarray:
+        chosen = self.expert_ids[tokens]
+        counted = chosen.ravel() if self.used is None else chosen[self.used[tokens]]
+        return np.bincount(counted, minlength=self.num_experts)
 
     @cached_property
     def active(self) -> np.ndarray:

@@ -35,6 +35,7 @@ class TraceMetadata:
         work: sizes that take time in a forward, where they are known.
         profile: path of the model's profile that the strategy began with; empty if there was none.
         costs: of the machine, as the strategy weighed them, if it did.
+        intervals: that the strategy followed in each layer when the recording began, if it refreshes in intervals.
         routing: with which tokens chose their experts.
         relume_version: that wrote the file.
     """
@@ -51,6 +52,7 @@ class TraceMetadata:
     work: WorkShape | None = None
     profile: str = ""
     costs: RefreshCosts | None = None
+    intervals: tuple[int, ...] = ()
     routing: str = "native"
     relume_version: str = __version__
 
@@ -85,6 +87,7 @@ class TraceMetadata:
                     "record it again, or read it with the relume that wrote it"
                 )
             values |= {"shape": ExpertShape(**values["shape"]), "slots": tuple(values["slots"])}
+            values["intervals"] = tuple(values.get("intervals", ()))
             work = values.get("work")
             values["work"] = None if work is None else WorkShape(**work)
             costs = values.get("costs")

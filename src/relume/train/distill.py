@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -43,6 +43,15 @@ from relume.train.state import STATE_FILE, locked
 
 RECIPE_FILE = "distill.toml"
 _WARMUP_SHARE = 0.03  # published
+#: Where a recipe has what is an option too.
+_IN_RECIPE = {
+    "routing": ("model", "routing"),
+    "parameters": ("optimizer", "parameters"),
+    "kl": ("objective", "kl_weight"),
+    "steps": ("run", "steps"),
+    "lr": ("optimizer", "lr"),
+    "train_batch_size": ("data", "batch_size"),
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,21 @@ class DistillConfig:
         require(math.isfinite(self.kl) and self.kl >= 0, f"kl is {self.kl}: it must be at least 0")
         require(self.steps >= 1, f"steps is {self.steps}: it must be at least 1")
         require(self.train_batch_size >= 1, f"train_batch_size is {self.train_batch_size}: it must be at least 1")
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], changes: Mapping[str, Any]) -> Self:
+        """Of values by name, and a recipe's changes.
+
+        Raises:
+            RelumeError: a value is no such value, or both give it.
+        """
+        for name in options:
+            table, key = _IN_RECIPE[name]
+            require(
+                key not in (changes.get(table) or {}),
+                f"--{name.replace('_', '-')} and [{table}] {key} of the recipe both give a value: leave one out",
+            )
+        return cls(**options, changes=changes)
 
     def recipe(self, model: str, answers: Path, answering: AnswerConfig) -> TrainConfig:
         """The whole training: masked cross-entropy over the answers, padding included, one mask ratio a sample.

@@ -26,6 +26,7 @@ class RefreshCosts:
         host_start_s: that the host lane of a layer takes besides.
         disk_share: of all experts, those that the host's memory does not hold: they have to cross the link.
         disk_s: that one of them takes more than `transfer_s`.
+        link_share: of the time of the experts' layers for which the link may be busy.
     """
 
     transfer_s: float
@@ -34,6 +35,7 @@ class RefreshCosts:
     host_start_s: float
     disk_share: float = 0.0
     disk_s: float = 0.0
+    link_share: float = 1.0
 
     @classmethod
     def of(cls, hardware: Hardware, work: WorkShape, curves: RefreshCurves) -> Self:

@@ -27,23 +27,20 @@ def solve_layers(
     costs: RefreshCosts,
     total_slots: int,
     shape: ExpertShape,
-    link_share: float = 1.0,
-    fixed_s: float = 0.0,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> RefreshPlan:
     """The intervals and slots of all layers that take the least predicted time.
 
     Minimises the sum over layers of `seconds[layer, interval, slots]` such that each layer takes one pair, all
-    slots fit the budget, and the link is busy at most `link_share` of the time. A pair that another one of the
-    same slots beats in time and in link time is left out beforehand. Ours; TIDE has one interval and equal slots.
+    slots fit the budget, and the link is busy at most `costs.link_share` of that time; 1 is always met, as a layer
+    waits for its transfers. A pair that another one of the same slots beats in time and in link time is left out
+    beforehand. Ours; TIDE has one interval and equal slots.
 
     Args:
         curves: of the model.
         costs: of the machine.
         total_slots: of all layers together.
         shape: of the model; a layer gets at least top-k slots, where so many fit.
-        link_share: see above; 1 is always met, as a layer waits for its transfers.
-        fixed_s: seconds of an iteration outside experts, in which the link is idle.
         time_limit_s: after which the plan with one interval is taken instead, and says so.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
@@ -58,7 +55,7 @@ def solve_layers(
     constraints = [
         LinearConstraint(member, 1.0, 1.0),
         LinearConstraint(slots[None], 0.0, total_slots),
-        LinearConstraint((link - link_share * seconds)[None], -np.inf, link_share * fixed_s),
+        LinearConstraint((link - costs.link_share * seconds)[None], -np.inf, 0.0),
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a time limit that was met is told below
@@ -76,10 +73,14 @@ def solve_layers(
     chosen = found.x > 0.5
     order = np.argsort(layers[chosen])
     best_slots, best_rows = slots[chosen][order], rows[chosen][order]
+    spare = total_slots - int(best_slots.sum())
+    for layer in np.argsort(best_slots, kind="stable")[
+        : max(0, spare)
+    ]:  # steps do not always add up to the budget
+        best_slots[layer] += best_slots[layer] < shape.num_experts
     plan = plan_of(curves, costs, best_slots, INTERVALS[best_rows], "layers", float(found.mip_gap or 0.0))
-    gain = 1.0 - (fixed_s + plan.experts_s) / (fixed_s + single.experts_s)
-    idle_s = link_share * (fixed_s + single.experts_s) - single.lanes_s["link"]
-    if gain >= LEAST_GAIN or idle_s < 0.0:
+    gain = 1.0 - plan.experts_s / single.experts_s
+    if gain >= LEAST_GAIN or single.lanes_s["link"] > costs.link_share * single.experts_s:
         return plan
     note = (
         f"intervals and slots of their own would save {gain:.1%} of an iteration, less than the {LEAST_GAIN:.0%} "

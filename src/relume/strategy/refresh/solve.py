@@ -92,6 +92,8 @@ def plan_of(
     """What the model predicts for given intervals and slots, `[layers]` each."""
     seconds = layer_seconds(curves, costs, slots)
     rows = np.minimum(intervals, INTERVALS[-1]) - INTERVALS[0]
+    if int(np.max(intervals)) > INTERVALS[-1]:
+        notes = (*notes, f"intervals beyond {INTERVALS[-1]} iterations are predicted as that one")
     here = (rows, np.arange(len(slots)))
     return RefreshPlan(
         intervals=tuple(int(interval) for interval in intervals),
@@ -106,8 +108,15 @@ def plan_of(
 
 
 def solve_interval(curves: RefreshCurves, costs: RefreshCosts, slots: np.ndarray) -> RefreshPlan:
-    """The one interval of the least predicted time (eq. 7); of equals the longest, which moves least."""
-    totals = layer_seconds(curves, costs, slots).all.sum(axis=1)
+    """The one interval of the least predicted time (eq. 7); of equals the longest, which moves least.
+
+    Where the link may be busy for a share of the time only, it is the best of those that keep to it, or else the
+    one that moves least.
+    """
+    seconds = layer_seconds(curves, costs, slots)
+    totals, busy = seconds.all.sum(axis=1), seconds.link.sum(axis=1)
+    fits = busy <= costs.link_share * totals * (1.0 + 1e-9)
+    totals = np.where(fits, totals, np.inf) if fits.any() else busy
     best = len(totals) - 1 - int(totals[::-1].argmin())
     intervals = np.full(len(slots), INTERVALS[best])
     return plan_of(curves, costs, slots, intervals, "measured")

@@ -25,6 +25,11 @@ class Retention(ABC):
     preload: bool = False
     notes: tuple[str, ...] = ()
 
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        """Iterations between refreshes of each layer, where it refreshes in intervals."""
+        return ()
+
     def __init__(self, shape: ExpertShape) -> None:
         self.shape = shape
 
@@ -41,6 +46,9 @@ class Retention(ABC):
 
     def placed(self, layer: int, kept: np.ndarray) -> None:  # noqa: B027 (as above)
         """Take note of the layer's misses that have come to stay."""
+
+    def resized(self, slots: tuple[int, ...] | None) -> None:  # noqa: B027 (as above)
+        """Each layer has so many slots from now on; `None` if they share them."""
 
     @abstractmethod
     def priority(self, layers: slice) -> np.ndarray:

@@ -26,6 +26,7 @@ class RetentionContext:
         future: the whole trace's uses; only a replay has it.
         slots: of each layer; `None` if all layers share them.
         costs: of the machine, for strategies that weigh them, where they are known.
+        intervals: of each layer, as a recorded run solved them, for a replay; empty if there are none.
     """
 
     shape: ExpertShape
@@ -34,6 +35,7 @@ class RetentionContext:
     future: Future | None = None
     slots: tuple[int, ...] | None = None
     costs: RefreshCosts | None = None
+    intervals: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.profile is not None:

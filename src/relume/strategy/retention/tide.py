@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class Tide(Retention, Dispatch):
         decay: of the hits with every iteration, in 0..1; 0 counts the latest one alone, as TIDE's code does.
         by_layer: 1 solves an interval for each layer.
         margin: relative difference of the drift from the profile's, from which on it is solved again.
+        link: share of the time of the experts' layers for which the link may be busy with what a plan moves.
 
     Attributes:
         refresh_plan: that is followed; `None` where nothing can be predicted.
@@ -68,6 +70,7 @@ class Tide(Retention, Dispatch):
         decay: float = 0.5,
         by_layer: float = 0,
         margin: float = 0.3,
+        link: float = 1.0,
     ) -> None:
         super().__init__(context.shape)
         if interval < 0 or interval != int(interval):
@@ -76,13 +79,12 @@ class Tide(Retention, Dispatch):
             raise RelumeError(f"tide: decay is {decay:g}: it must lie in 0..1")
         if not margin > 0.0:
             raise RelumeError(f"tide: margin is {margin:g}: it must be positive")
-        self._context = context
+        if not 0.0 < link <= 1.0:
+            raise RelumeError(f"tide: link is {link:g}: it must be a share above 0 and up to 1")
+        self._context = context  # whose costs know of `link`, as the slots were solved with it too
         self._by_layer = bool(by_layer)
-        self.refresh_plan = self._plan(int(interval))
-        self.notes: tuple[str, ...] = () if self.refresh_plan is None else self.refresh_plan.notes
-        if interval == 0 and self.refresh_plan is None:
-            why = context.why_no_refresh_plan
-            self.notes = (f"tide: {why}, so no interval can be solved: it refreshes every {UNSOLVED} iterations",)
+        self._given = int(interval)
+        self.refresh_plan = self._plan(np.array(context.intervals) if context.intervals else self._given)
         num_layers = context.shape.num_layers
         self._timer = RefreshTimer(np.full(num_layers, int(interval) or UNSOLVED))
         self._drift = None if interval or self.refresh_plan is None else DriftMonitor(margin)
@@ -143,10 +145,36 @@ class Tide(Retention, Dispatch):
                     self.refresh_plan = best
                     self._follow(best)
 
+    def resized(self, slots: tuple[int, ...] | None) -> None:
+        """Plan for other slots."""
+        self._context = replace(self._context, slots=slots, intervals=())
+        self.refresh_plan = self._plan(self._given)
+        if self.refresh_plan is not None:
+            self._follow(self.refresh_plan)
+
+    @property
+    def intervals(self) -> tuple[int, ...]:
+        """As they are followed now."""
+        return tuple(self._timer.intervals.tolist())
+
     @property
     def drift_changes(self) -> int:
-        """Times that the interval was solved anew."""
+        """Times that the drift was found to be another one."""
         return 0 if self._drift is None else self._drift.changes
+
+    @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See the class."""
+        if self.refresh_plan is None:
+            if self._given:
+                return ()
+            why = self._context.why_no_refresh_plan
+            return (f"tide: {why}, so no interval can be solved: it refreshes every {UNSOLVED} iterations",)
+        if not self.drift_changes:
+            return self.refresh_plan.notes
+        assert self._drift is not None
+        drifted = f"tide: the residents drift {self._drift.ratio:.2f} times as fast as the profile says"
+        return (*self.refresh_plan.notes, f"{drifted}; intervals are now {sorted(set(self.intervals))}")
 
     def _follow(self, plan: RefreshPlan) -> None:
         """Take over a plan's intervals, and what its refreshes should promote by the profile."""
