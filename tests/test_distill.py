@@ -396,3 +396,16 @@ def test_mistakes_are_told_in_a_line(
     assert (
         not (tmp_path / "out" / "answers.jsonl").exists() or not (tmp_path / "out" / "answers.jsonl").read_text()
     )
+
+
+def test_a_recipe_changes_what_no_option_gives() -> None:
+    changes = {"optimizer": {"name": "muon"}, "run": {"steps": 7}, "model": {"routing": "dmoe:p=0.4"}}
+    config = DistillConfig.from_options({"kl": 0.5}, changes).recipe("demo", Path("answers.jsonl"), ANSWERING)
+    assert (config.optimizer.name, config.run.steps, config.model.routing) == ("muon", 7, "dmoe:p=0.4")
+    assert config.objective.kl_weight == 0.5 and config.objective.mask_ratio == (0.3, 0.8)
+    with pytest.raises(RelumeError, match=r"--steps and \[run\] steps of the recipe both give a value"):
+        DistillConfig.from_options({"steps": 3}, changes)
+    with pytest.raises(RelumeError, match=r"\[run\] seed: relume distill has options for that"):
+        DistillConfig(changes={"run": {"seed": 3}}).recipe("demo", Path("answers.jsonl"), ANSWERING)
+    with pytest.raises(RelumeError, match="unknown table"):
+        DistillConfig(changes={"optimiser": {}}).recipe("demo", Path("answers.jsonl"), ANSWERING)

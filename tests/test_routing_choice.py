@@ -19,6 +19,7 @@ from relume.core import Phase
 from relume.engine.events import Event, IterationEvent
 from relume.routing.choice import NATIVE, RoutingChoice
 from relume.routing.options import ROUTINGS
+from relume.strategy.use import LayerUse
 from relume.trace.file import TraceReader
 from terminal import RELUME
 
@@ -271,6 +272,21 @@ def test_the_default_written_out_is_still_the_model_s_own(tmp_path: Path) -> Non
     folder = write_checkpoint(tmp_path / "model", LLADA2 | {"core_threshold": 0.4}, make_tensors(LLADA2, 3))
     (result,) = Engine.load(folder, routing="dmoe:p=0.4:guard=5").generate_batch(requests()[:1])
     assert result.statistics.lossless and not result.statistics.fallbacks
+
+
+def test_a_model_s_own_routing_that_heeds_residents_is_not_lossless(tmp_path: Path) -> None:
+    own = {"routing": "dmoe:p=0.4:residents=0.05"}
+    folder = write_checkpoint(tmp_path / "model", LLADA2 | own, make_tensors(LLADA2, 3))
+    (result,) = Engine.load(folder).generate_batch(requests()[:1])
+    assert not result.statistics.lossless and not result.statistics.fallbacks
+
+
+def test_a_filler_is_no_use_of_an_expert() -> None:
+    ids, votes = np.array([[1, 2], [1, 1], [3, 0]]), np.array([True, True, False])
+    used = np.array([[True, True], [True, False], [True, False]])
+    use = LayerUse(0, ids, np.ones((3, 2), dtype=np.float32), votes, 4, used)
+    assert use.counts.tolist() == [0, 2, 1, 0] and use.token_counts.tolist() == [0, 2, 1, 1]
+    assert use.active.tolist() == [False, True, True, True]
 
 
 @pytest.mark.parametrize(

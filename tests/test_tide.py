@@ -362,6 +362,21 @@ def test_another_drift_solves_the_interval_again(profile: Profile) -> None:
     assert not any(monitor.take(10.0, 10.5) for _ in range(5 * WINDOW)), "within the margin nothing changes"
 
 
+def test_other_slots_are_planned_for(profile: Profile) -> None:
+    policy = tide(profile)
+    few = (3,) * SHAPE.num_layers
+    policy.resized(few)
+    assert policy.refresh_plan is not None and policy.refresh_plan.slots == few
+    assert policy.intervals == tide(profile).intervals or policy.refresh_plan.intervals == policy.intervals
+
+
+def test_a_replay_begins_with_the_recorded_intervals(profile: Profile) -> None:
+    context = RetentionContext(
+        SHAPE, 24, profile, slots=(6,) * SHAPE.num_layers, costs=COSTS, intervals=(2, 5, 7, 9)
+    )
+    assert Tide(context).intervals == Tide(context, by_layer=1).intervals == (2, 5, 7, 9)
+
+
 def test_a_profile_keeps_its_curves(profile: Profile, tmp_path: Path) -> None:
     path = tmp_path / "p.npz"
     write_model_profile(profile, path)
