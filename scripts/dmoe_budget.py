@@ -39,7 +39,7 @@ from relume.trace.views import expert_counts
 
 RELUME = Path(sys.executable).parent / "relume"
 #: Weights on what is resident.
-RESIDENTS = (0.02, 0.05, 0.1, 0.2)
+RESIDENTS = (0.05, 0.1, 0.2, 0.5, 1.0)
 PHASES = ("prefill", "first", "later", "commit")
 HEAD = (
     "| model | routing | strategy | exact match | active | hit rate | bound (simulated) | prefill | first | later "
@@ -61,7 +61,7 @@ def cases_of(routing: str, more: str | None) -> list[Case]:
     found = [Case("base", "lru", "native"), Case("base", "foresight", "native")]
     found += [Case("distilled", "lru"), Case("distilled", "foresight")]
     found += [Case("distilled", "foresight", f"{routing}:residents={strength}") for strength in RESIDENTS]
-    found.append(Case("distilled", "foresight:prefetch=none", f"{routing}:residents={RESIDENTS[1]}"))
+    found.append(Case("distilled", "foresight:prefetch=none", f"{routing}:residents={RESIDENTS[0]}"))
     return found + [Case("distilled", "foresight", text) for text in (more or "").split(",") if text]
 
 
