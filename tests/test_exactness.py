@@ -88,7 +88,11 @@ def test_every_strategy_and_budget_gives_the_same_bits(subject: Subject, strateg
     with subject.load(strategy=strategy, expert_memory=budget, max_batch=8) as engine:
         memory = engine._model.experts
         statistics = subject.check(engine)
-        assert all(s.strategy == strategy and s.lossless and not s.fallbacks for s in statistics)
+        assert all(s.strategy == strategy and s.lossless for s in statistics)
+        # Without a measured machine or a profile tide cannot solve its interval, and says so.
+        solves = STRATEGIES[strategy].retention == "tide" and "interval" not in STRATEGIES[strategy].parameters
+        assert all(solves or not s.fallbacks for s in statistics)
+        assert all(line.startswith("tide: ") for s in statistics for line in s.fallbacks)
         assert all(0.0 < s.hit_rate < 1.0 for s in statistics)
         assert all(s.bytes_from_disk > 0 and s.bytes_to_device > 0 and s.stall_s >= 0.0 for s in statistics)
         assert memory.pool.resident.sum(axis=1).tolist() == memory.pool.slots

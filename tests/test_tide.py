@@ -71,11 +71,7 @@ def test_a_refresh_is_due_as_a_plain_count_says(blocks: list[int], interval: int
         for step in range(length):
             last = next(draws)
             wanted = (step == 0 or since is None or since >= interval) and not last
-            if step and since is None:  # nothing has been refreshed yet, and the timer only counts
-                wanted = False
             due = bool(timer.begin_forward(Iteration(True, step == 0, last))[0])
-            if since is None and step:
-                continue
             assert due == wanted
             since = 1 if due else (None if since is None else since + 1)
     assert not timer.begin_forward(Iteration(False, False, False)).any()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import inf
+from math import erf, inf
 from typing import Any, Self
 
 import numpy as np
-from scipy.special import erf  # type: ignore[import-untyped]
 
 from relume.machine.hardware import Hardware
 from relume.machine.work import WorkShape
 from relume.strategy.refresh.curves import RefreshCurves
+
+#: scipy has one too, and takes megabytes of every process that imports it.
+_ERF = np.vectorize(erf, otypes=[np.float64])
 
 
 @dataclass(frozen=True)
@@ -107,5 +109,5 @@ def _mean_of_longer(one: np.ndarray, other: np.ndarray, deviation: np.ndarray) -
     spread = np.maximum(deviation, 1e-30)
     apart = (one - other) / spread
     density = np.exp(-(apart**2) / 2) / np.sqrt(2 * np.pi)
-    below = 0.5 * (1.0 + erf(apart / np.sqrt(2)))
+    below = 0.5 * (1.0 + _ERF(apart / np.sqrt(2)))
     return np.asarray(one * below + other * (1.0 - below) + spread * density)

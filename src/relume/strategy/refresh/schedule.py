@@ -76,7 +76,7 @@ class RefreshTimer:
 
     def __init__(self, intervals: np.ndarray) -> None:
         self.intervals = intervals
-        self._passed = np.zeros(len(intervals), dtype=np.int64)
+        self._passed = intervals.copy()  # the first refresh is due at once
 
     def begin_forward(self, iteration: Iteration) -> np.ndarray:
         """`[n]` bool: which refresh in this forward."""
