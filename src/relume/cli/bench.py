@@ -77,10 +77,7 @@ def strategies(
     from relume.simulate.bench import COMPARED
     from relume.simulate.comparisons import compare
 
-    if plot is not None:
-        from relume.figures.drawing import require_drawing
-
-        require_drawing(plot)
+    _check_plot(plot)
     names = parts_of(strategy) or list(COMPARED)
     groups = _simulate(traces, names, parts_of(expert_memory), _machines(hardware), profile, work)
     for group in groups:
@@ -175,10 +172,7 @@ def tide(
     from relume.cli.interval_tables import print_intervals
     from relume.simulate.intervals import compare_intervals
 
-    if plot is not None:
-        from relume.figures.drawing import require_drawing
-
-        require_drawing(plot)
+    _check_plot(plot)
     sizes, memories, machines = _sizes(work), parts_of(expert_memory), _machines(hardware)
     rows = []
     for trace, path in zip(traces, _profiles(profile, traces), strict=True):
@@ -250,6 +244,14 @@ def _simulate(
         with item_progress(f"replaying {planned.trace.path.name}") as progress:
             groups += planned.run(progress)
     return groups
+
+
+def _check_plot(path: Path | None) -> None:
+    """Refuse a figure that could not be drawn before the long work."""
+    if path is not None:
+        from relume.figures.drawing import require_drawing
+
+        require_drawing(path)
 
 
 def _sizes(work: str | None) -> WorkShape | None:

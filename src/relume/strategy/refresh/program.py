@@ -73,11 +73,9 @@ def solve_layers(
     chosen = found.x > 0.5
     order = np.argsort(layers[chosen])
     best_slots, best_rows = slots[chosen][order], rows[chosen][order]
-    spare = total_slots - int(best_slots.sum())
-    for layer in np.argsort(best_slots, kind="stable")[
-        : max(0, spare)
-    ]:  # steps do not always add up to the budget
-        best_slots[layer] += best_slots[layer] < shape.num_experts
+    spare = total_slots - int(best_slots.sum())  # steps need not add up to the budget
+    fewest = np.argsort(best_slots, kind="stable")[:spare]
+    best_slots[fewest] += best_slots[fewest] < shape.num_experts
     plan = plan_of(curves, costs, best_slots, INTERVALS[best_rows], "layers", float(found.mip_gap or 0.0))
     gain = 1.0 - plan.experts_s / single.experts_s
     if gain >= LEAST_GAIN or single.lanes_s["link"] > costs.link_share * single.experts_s:
