@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit coverage clean
 
 demo: $(READY)
 	$(BIN)/python scripts/demo.py
@@ -18,6 +18,10 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
+	$(BIN)/pytest -n 2
+
+# The same tests, slower, with the lines that they reach.
+coverage: $(READY)
 	$(BIN)/pytest -n 2 --cov --cov-report=term
 
 $(READY): pyproject.toml constraints.txt

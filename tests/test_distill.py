@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -17,8 +18,8 @@ import pytest
 import torch
 
 from relume import Engine, RelumeError
-from relume.evaluate.job import prompts_to_learn, sample_problems
-from relume.tasks import split_of
+from relume.evaluate.job import prompts_to_learn
+from relume.tasks import TASKS, split_of
 from relume.tasks.jsonl import read_problems
 from relume.train.answer_file import AnswerCounts
 from relume.train.answers import AnswerConfig, write_answers
@@ -70,9 +71,22 @@ def answers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_prompts_are_of_the_training_side_and_a_longer_list_begins_with_the_shorter() -> None:
     few, many = (prompts_to_learn(None, "compare,date", count, 3) for count in (10, 20))
     assert many[:10] == few and len(set(many)) == 20
-    drawn = sample_problems(["compare", "date"], 20, 3, "train")
+    drawn = {task: itertools.islice(TASKS[task].stream(3, "train"), 20) for task in ("compare", "date")}
     keys = {problem.prompt: (task, problem.key) for task, group in drawn.items() for problem in group}
     assert all(split_of(*keys[prompt]) == "train" for prompt in many)
+
+
+def test_tasks_take_turns_by_their_shares_until_they_have_nothing_new() -> None:
+    mixed = prompts_to_learn(None, "compare=3,date", 40, 3)
+    dates = set(prompts_to_learn(None, "date", 10, 3))
+    assert [sum(prompt in dates for prompt in mixed[: 4 * n]) for n in range(1, 11)] == list(range(1, 11))
+    many = prompts_to_learn(None, "date=9,compare", 12_000, 3)
+    assert len(set(many)) == 12_000  # all days of the calendar that are asked for are fewer than nine in ten of it
+    with pytest.raises(RelumeError, match=r"the tasks have \d+ different prompts"):
+        prompts_to_learn(None, "date", 12_000, 3)
+    for text in ("date=0", "date=", "date=many", "date=inf"):
+        with pytest.raises(RelumeError, match=f"--tasks: '{text}': a share is a positive number, as date=2"):
+            prompts_to_learn(None, text, 3, 3)
 
 
 def test_the_answers_are_the_models_own_and_unfinished_ones_are_dropped_and_counted(

@@ -49,6 +49,8 @@ def test_held_out_problems_are_different_and_held_out() -> None:
     for name, group in problems.items():
         assert len({problem.prompt for problem in group}) == len(group) >= 10
         assert all(split_of(name, problem.key) == "held_out" for problem in group)
+    few = sample_problems(["date", "compare"], 4000, seed=4)  # more than there are held-out days of a calendar
+    assert len(few["date"]) < 1000 and len(few["compare"]) == 2000
 
 
 def test_exact_match_counts_final_lines(model: Path) -> None:

@@ -189,7 +189,9 @@ def test_a_replay_gives_the_live_hits_and_misses(
     budget = uniform(total, shape) if shared else list(reader.metadata.slots)
     named = reader.metadata.profile  # the shipped model has one beside it
     profile = read_model_profile(Path(named), shape) if named else None
-    context = RetentionContext(shape, sum(budget), profile)
+    slots = None if shared else reader.metadata.slots
+    metadata = reader.metadata
+    context = RetentionContext(shape, sum(budget), profile, None, slots, metadata.costs, metadata.intervals)
     again = replay_recorded(reader, Strategy.parse(strategy), context, sum(budget) if shared else budget)
     live = np.array([[len(misses) for misses in record.misses] for record in reader])
     assert (again.misses == live).all()

@@ -21,7 +21,9 @@ def distill(
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with prompt (or question) instead of the tasks' prompts.")
     ] = None,
-    tasks: Annotated[str | None, typer.Option(help="Only these tasks, separated by commas.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Only these tasks, separated by commas, a share with =: date=2,compare.")
+    ] = None,
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="Prompts to answer: all of the file, or 20000 over the tasks.")
     ] = None,

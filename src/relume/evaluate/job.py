@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import itertools
+import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -23,7 +25,8 @@ from relume.evaluate.scoring import Comparison, Score, compare
 from relume.evaluate.variants import Variant
 from relume.tasks import TASKS, Problem, is_exact
 from relume.tasks.jsonl import read_problems, read_prompts
-from relume.tasks.task import Split
+
+_MOST_REPEATS = 1000  # in a row, after which a task has hardly anything new
 
 
 @dataclass(frozen=True)
@@ -111,14 +114,12 @@ class EvaluationRow:
         }
 
 
-def sample_problems(
-    names: Sequence[str], num_prompts: int, seed: int, split: Split = "held_out"
-) -> dict[str, list[Problem]]:
-    """Problems of the named tasks, different prompts, as equally many of each as possible."""
+def sample_problems(names: Sequence[str], num_prompts: int, seed: int) -> dict[str, list[Problem]]:
+    """Held-out problems of the named tasks, different prompts, as equally many of each as there are."""
     chosen = {}
     for index, name in enumerate(names):
         wanted = num_prompts // len(names) + (index < num_prompts % len(names))
-        different = _different(TASKS[name].stream(seed, split))
+        different = _different(TASKS[name].stream(seed, "held_out"))
         chosen[name] = list(itertools.islice(different, wanted))
     return {name: problems for name, problems in chosen.items() if problems}
 
@@ -196,12 +197,10 @@ def answer(
     return results
 
 
-def problems_for(
-    prompts: Path | None, tasks: str | None, num_prompts: int, seed: int, split: Split = "held_out"
-) -> dict[str, list[Problem]]:
+def problems_for(prompts: Path | None, tasks: str | None, num_prompts: int, seed: int) -> dict[str, list[Problem]]:
     """Problems from a JSONL file, or of the tasks named, separated by commas (all by default)."""
     if prompts is None:
-        return sample_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed, split)
+        return sample_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed)
     require(tasks is None, "give --tasks or --prompts, not both")
     return {prompts.stem: read_problems(prompts)[:num_prompts]}
 
@@ -209,22 +208,56 @@ def problems_for(
 def prompts_to_learn(prompts: Path | None, tasks: str | None, num_prompts: int | None, seed: int) -> list[str]:
     """Prompts of a JSONL file (all by default), or of the training side of the tasks named (20,000 by default).
 
-    Tasks take turns: a part of the list has as much of each, and a longer list begins with the shorter one.
+    Tasks take turns, by their shares (`date=2,compare` has two of dates for each comparison), until they have
+    nothing new: a part of the list has as much of each, and a longer list begins with the shorter one.
+
+    Raises:
+        RelumeError: a senseless share, no such task or file, or fewer different prompts than wanted.
     """
     if prompts is not None:
         require(tasks is None, "give --tasks or --prompts, not both")
         return read_prompts(prompts)[:num_prompts]
-    problems = problems_for(None, tasks, num_prompts or 20_000, seed, "train")
-    turns = itertools.zip_longest(*problems.values())
-    return [problem.prompt for turn in turns for problem in turn if problem is not None]
+    shares = _shares(tasks)
+    streams = {name: _different(TASKS[name].stream(seed, "train")) for name in shares}
+    turns = [(1.0 / share, place, name) for place, (name, share) in enumerate(shares.items())]
+    heapq.heapify(turns)
+    chosen: list[str] = []
+    wanted = num_prompts or 20_000
+    while turns and len(chosen) < wanted:
+        due, place, name = heapq.heappop(turns)
+        if (problem := next(streams[name], None)) is not None:
+            chosen.append(problem.prompt)
+            heapq.heappush(turns, (due + 1.0 / shares[name], place, name))
+    require(len(chosen) == wanted, f"the tasks have {len(chosen)} different prompts: ask for no more than that")
+    return chosen
 
 
-def _different(problems: Iterable[Problem]) -> Iterable[Problem]:
+def _shares(tasks: str | None) -> dict[str, float]:
+    """`name` or `name=share`, separated by commas; all tasks alike by default."""
+    if not tasks:
+        return dict.fromkeys(TASKS, 1.0)
+    shares = {}
+    for text in tasks.split(","):
+        name, equals, share = text.partition("=")
+        try:
+            shares[name] = float(share) if equals else 1.0
+        except ValueError:
+            shares[name] = math.nan
+        require(0.0 < shares[name] < math.inf, f"--tasks: {text!r}: a share is a positive number, as {name}=2")
+    return shares
+
+
+def _different(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Each prompt once; ends where nothing new comes for long, as a task has only so many."""
     seen: set[str] = set()
+    repeats = 0
     for problem in problems:
         if problem.prompt not in seen:
             seen.add(problem.prompt)
+            repeats = 0
             yield problem
+        elif (repeats := repeats + 1) == _MOST_REPEATS:
+            return
 
 
 def digest_of(prompts: Sequence[str]) -> str:
