@@ -25,6 +25,7 @@ from relume.evaluate.scoring import Comparison, Score, compare
 from relume.evaluate.variants import Variant
 from relume.tasks import TASKS, Problem, is_exact
 from relume.tasks.jsonl import read_problems, read_prompts
+from relume.tasks.task import Split
 
 _MOST_REPEATS = 1000  # in a row, after which a task has hardly anything new
 
@@ -114,12 +115,14 @@ class EvaluationRow:
         }
 
 
-def sample_problems(names: Sequence[str], num_prompts: int, seed: int) -> dict[str, list[Problem]]:
-    """Held-out problems of the named tasks, different prompts, as equally many of each as there are."""
+def sample_problems(
+    names: Sequence[str], num_prompts: int, seed: int, split: Split = "held_out"
+) -> dict[str, list[Problem]]:
+    """Problems of the named tasks, different prompts, as equally many of each as there are."""
     chosen = {}
     for index, name in enumerate(names):
         wanted = num_prompts // len(names) + (index < num_prompts % len(names))
-        different = _different(TASKS[name].stream(seed, "held_out"))
+        different = _different(TASKS[name].stream(seed, split))
         chosen[name] = list(itertools.islice(different, wanted))
     return {name: problems for name, problems in chosen.items() if problems}
 
@@ -197,10 +200,12 @@ def answer(
     return results
 
 
-def problems_for(prompts: Path | None, tasks: str | None, num_prompts: int, seed: int) -> dict[str, list[Problem]]:
+def problems_for(
+    prompts: Path | None, tasks: str | None, num_prompts: int, seed: int, split: Split = "held_out"
+) -> dict[str, list[Problem]]:
     """Problems from a JSONL file, or of the tasks named, separated by commas (all by default)."""
     if prompts is None:
-        return sample_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed)
+        return sample_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed, split)
     require(tasks is None, "give --tasks or --prompts, not both")
     return {prompts.stem: read_problems(prompts)[:num_prompts]}
 
