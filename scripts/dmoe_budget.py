@@ -8,7 +8,7 @@ foresight, at one budget of resident experts, and the distilled model with more 
 resident. One request at a time, the same held-out prompts for all. A first round, recorded and not timed, gives
 the answers, the hits by phase and Belady's bound of its routing, which is simulated; then rounds in turn, there
 and back, give times, and medians of them are shown. Foresight starts from a profile of prompts of the training
-split, which is made for the distilled model.
+split, which is made for either model.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from relume import Engine
-from relume.config import DecodingConfig
+from relume.config import DecodingConfig, EngineConfig
 from relume.core import Phase
 from relume.engine.result import GenerationResult
-from relume.evaluate.job import answer, sample_problems
+from relume.evaluate.job import answer
+from relume.evaluate.prompts import sample_problems
 from relume.evaluate.scoring import Score
 from relume.machine.profile import machine_identity
+from relume.routing.choice import RoutingChoice
+from relume.routing.options import ROUTINGS
 from relume.strategy.use import span_slices
 from relume.tasks import TASKS, Problem, is_exact
 from relume.trace.file import TraceReader
@@ -39,7 +42,7 @@ from relume.trace.views import expert_counts
 
 RELUME = Path(sys.executable).parent / "relume"
 #: Weights on what is resident.
-RESIDENTS = (0.05, 0.1, 0.2, 0.5, 1.0)
+RESIDENTS = (0.05, 0.1, 0.2)
 PHASES = ("prefill", "first", "later", "commit")
 HEAD = (
     "| model | routing | strategy | exact match | active | hit rate | bound (simulated) | prefill | first | later "
@@ -56,12 +59,13 @@ class Case:
     routing: str | None = None
 
 
-def cases_of(routing: str, more: str | None) -> list[Case]:
-    """The base first, which the others are compared with."""
+def cases_of(own: RoutingChoice, more: str | None) -> list[Case]:
+    """The base first, which the others are compared with; `own` is the distilled model's routing."""
+    heeding = [str(replace(own, residents=strength)) for strength in RESIDENTS]
     found = [Case("base", "lru", "native"), Case("base", "foresight", "native")]
     found += [Case("distilled", "lru"), Case("distilled", "foresight")]
-    found += [Case("distilled", "foresight", f"{routing}:residents={strength}") for strength in RESIDENTS]
-    found.append(Case("distilled", "foresight:prefetch=none", f"{routing}:residents={RESIDENTS[0]}"))
+    found += [Case("distilled", "foresight", routing) for routing in heeding]
+    found.append(Case("distilled", "foresight:prefetch=none", heeding[0]))
     return found + [Case("distilled", "foresight", text) for text in (more or "").split(",") if text]
 
 
@@ -72,7 +76,7 @@ class Bench:
         self._folders = {"base": options.base, "distilled": options.distilled}
         self._options = options
         self._scratch = scratch
-        self._profiles: dict[str, str | None] = {"base": None, "distilled": self._make_profile()}
+        self._profiles = {model: self._make_profile(model) for model in self._folders}
         chosen = sample_problems(list(TASKS), options.num_prompts, options.seed)
         self.problems: list[Problem] = [problem for group in chosen.values() for problem in group]
 
@@ -91,11 +95,11 @@ class Bench:
         decoding = DecodingConfig(max_tokens=self._options.max_tokens, threshold=self._options.threshold)
         return answer(engine, prompts, decoding, 1, lambda _done, _total: None)
 
-    def _make_profile(self) -> str:
-        """Of the distilled model, from prompts that it may have been trained on."""
-        trace, path = self._scratch / "profile.trace", self._scratch / "profile.npz"
+    def _make_profile(self, model: str) -> str:
+        """Of a model, from prompts that it may have been trained on."""
+        trace, path = self._scratch / "profile.trace", self._scratch / f"{model}.npz"
         problems = sample_problems(list(TASKS), self._options.profile_prompts, self._options.seed, "train")
-        with Engine.load(self._options.distilled, strategy="full", max_batch=1) as engine, engine.record(trace):
+        with Engine.load(self._folders[model], strategy="full", max_batch=1) as engine, engine.record(trace):
             self._answer(engine, [problem.prompt for group in problems.values() for problem in group])
         reader = TraceReader(trace)
         write_model_profile(gather_profile(reader, reader.metadata.shape, reader.metadata.model), path)
@@ -162,8 +166,11 @@ def figures_of(results: list[GenerationResult]) -> dict[str, float]:
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All cases."""
-    with Engine.load(options.distilled) as engine:
-        cases = cases_of(str(engine.routing), options.more)
+    with Engine.open(options.distilled, EngineConfig()) as engine:
+        own = engine.routing
+    if "residents" not in ROUTINGS[own.name].names:
+        raise SystemExit(f"{options.distilled}: residents cannot sway its routing {own}: it has no votes")
+    cases = cases_of(own, options.more)
     with tempfile.TemporaryDirectory() as folder:
         bench, rows = Bench(options, Path(folder)), []
         for case in cases:

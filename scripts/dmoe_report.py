@@ -27,24 +27,27 @@ from relume import Engine
 from relume.checkpoint.fingerprint import fingerprint
 from relume.checkpoint.folder import open_checkpoint
 from relume.config import DecodingConfig, EngineConfig
-from relume.evaluate.job import EvaluationRow, evaluate, sample_problems
+from relume.evaluate.job import EvaluationRow, evaluate
+from relume.evaluate.prompts import sample_problems
 from relume.evaluate.scoring import Comparison, compare
 from relume.evaluate.variants import Variant
 from relume.figures.drawing import require_drawing
-from relume.figures.tradeoff import TradeoffPoint, draw_tradeoff
+from relume.figures.tradeoff import TradeoffPoint, curve_of, draw_tradeoff
 from relume.machine.profile import machine_identity
 from relume.tasks import TASKS
 
 #: Of dMoE, untrained and distilled, and of DES by votes.
 P = (0.4, 0.5, 0.6, 0.7, 0.8)
 SHARES = (0.125, 0.15, 0.2, 0.25, 0.3, 0.4)
-#: Of DES whose prefills and commits route natively, for what was not trained may need it.
-NATIVE_PREFILL = ("des-vote:share=0.125", "des-vote:share=0.2", "des-vote:share=0.3", "des-seq:n=1", "des-seq:n=2")
+#: Of these, DES with prefills and commits that route natively too, for what was not trained may need it.
+NATIVE_PREFILL_SHARES = (0.125, 0.2, 0.3)
 BLOCK_LENGTHS = (8, 16, 32)
+#: Options that a row depends on.
+FACTS = ("dtype", "num_prompts", "seed", "max_tokens")
 VARIANT = "threshold:0.9"
 HEAD = (
     "| model | routing | block | exact match | - base, points | / base | active | prefill | KiB "
-    "| tokens/iteration | ms/request |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    "| tokens/iteration |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -67,8 +70,7 @@ class Made:
     @property
     def line(self) -> str:
         """The curve that it belongs to."""
-        name = self.row.routing.partition(":")[0]
-        name += ", native prefill" if "prefill=native" in self.row.routing else ""
+        name = curve_of(self.row.routing)
         return f"{name}, distilled" if self.spec.model == "distilled" else name
 
 
@@ -79,7 +81,8 @@ def specs_of(base: Engine, distilled: Engine) -> list[Spec]:
     wanted += [Spec("base", f"des-vote:share={share}") for share in SHARES]
     wanted += [Spec("base", f"des-seq:n={n}") for n in range(1, top_k)]
     wanted += [Spec("base", f"dmoe:p={p}") for p in P]
-    wanted += [Spec("base", f"{routing}:prefill=native") for routing in NATIVE_PREFILL]
+    wanted += [Spec("base", f"des-vote:share={share}:prefill=native") for share in NATIVE_PREFILL_SHARES]
+    wanted += [Spec("base", f"des-seq:n={n}:prefill=native") for n in range(1, top_k)]
     wanted += [Spec("base", f"top-k:{max(1, top_k // 2)}"), Spec("base", "expert-choice")]
     wanted += [Spec("base", "team:distance=4:confidence=0.9")]
     for length in BLOCK_LENGTHS:
@@ -129,13 +132,15 @@ def make_rows(options: argparse.Namespace) -> list[Made]:
     engines = {name: Engine.open(folder, EngineConfig()) for name, folder in folders.items()}
     prints = {name: fingerprint(open_checkpoint(engine.folder)) for name, engine in engines.items()}
     specs = specs_of(engines["base"], engines["distilled"])
+    for engine in engines.values():
+        engine.close()
     problems = sample_problems(list(TASKS), options.num_prompts, options.seed)
     decoding = DecodingConfig(max_tokens=options.max_tokens)
     rows, made, spent, count = Rows(Path(f"{options.out}.rows.jsonl")), [], 0.0, 0
     todo = 0
     keys = {}
     for spec in specs:
-        facts = (prints[spec.model], options.dtype, options.num_prompts, options.seed, options.max_tokens)
+        facts = (prints[spec.model], VARIANT, *(getattr(options, name) for name in FACTS))
         keys[spec] = json.dumps([*dataclasses.astuple(spec), *facts])
         todo += rows.get(keys[spec]) is None
     for spec in specs:
@@ -166,7 +171,6 @@ def line_of(row: EvaluationRow, found: Comparison | None) -> str:
     cells += [f"{row.overall.exact_match:.3f} ({low:.3f}..{high:.3f})", *against(found)]
     cells += [f"{row.active_experts:.1f}", f"{row.active_experts_prefill:.1f}"]
     cells += [f"{row.active_expert_bytes / 2**10:.0f}", f"{row.tokens_per_iteration:.2f}"]
-    cells += [f"{1000 * row.wall_s / row.overall.num_prompts:.1f}"]
     return f"| {' | '.join(cells)} |"
 
 
@@ -212,7 +216,8 @@ def equal_experts(made: Sequence[Made], seed: int) -> list[dict[str, Any]]:
     for each in usual:
         if each.line == "dmoe, distilled":
             for name in ("des-vote", "des-seq", "des-vote, native prefill", "des-seq, native prefill", "dmoe"):
-                found.append(at_equal_experts(each.row, [o.row for o in usual if o.line == name], rng))
+                others = [other.row for other in usual if other.line == name]
+                found += [at_equal_experts(each.row, others, rng)] if others else []
     return found
 
 
@@ -247,7 +252,14 @@ def write(made: Sequence[Made], options: argparse.Namespace) -> None:
         each.row.to_dict() | {"against_base": None if one is None else one.to_dict()}
         for each, one in zip(made, found, strict=True)
     ]
+    own = [
+        {"block_length": each.row.block_length, "model": each.row.model, "routing": each.row.routing}
+        | matched[n].to_dict()
+        for n, each in enumerate(blocks)
+        if each.line != "native"
+    ]
     document = {"kind": "measured", "hardware": machine_identity(), "dtype": options.dtype, "rows": rows}
+    document |= {"by_block_length": own}
     Path(f"{options.out}.json").write_text(json.dumps(document | {"equal_experts": equal}, indent=1) + "\n")
     points = [
         TradeoffPoint(

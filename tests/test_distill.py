@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from relume import Engine, RelumeError
-from relume.evaluate.job import prompts_to_learn
+from relume.evaluate.prompts import prompts_to_learn
 from relume.tasks import TASKS, split_of
 from relume.tasks.jsonl import read_problems
 from relume.train.answer_file import AnswerCounts
@@ -26,7 +26,8 @@ from relume.train.answers import AnswerConfig, write_answers
 from relume.train.codec import Codec
 from relume.train.config import ModelSection, TrainConfig
 from relume.train.data import DataSource
-from relume.train.distill import DistillConfig, distill
+from relume.train.distill import distill
+from relume.train.distill_config import DistillConfig
 from relume.train.initial import read_weights
 from relume.train.job import train
 from relume.train.objective import divergence
@@ -82,7 +83,8 @@ def test_tasks_take_turns_by_their_shares_until_they_have_nothing_new() -> None:
     assert [sum(prompt in dates for prompt in mixed[: 4 * n]) for n in range(1, 11)] == list(range(1, 11))
     many = prompts_to_learn(None, "date=9,compare", 12_000, 3)
     assert len(set(many)) == 12_000  # all days of the calendar that are asked for are fewer than nine in ten of it
-    with pytest.raises(RelumeError, match=r"the tasks have \d+ different prompts"):
+    everything = prompts_to_learn(None, "date", None, 3)  # by default as many as there are, up to 20,000
+    with pytest.raises(RelumeError, match=f"--num-prompts 12000: the tasks have {len(everything)} different"):
         prompts_to_learn(None, "date", 12_000, 3)
     for text in ("date=0", "date=", "date=many", "date=inf"):
         with pytest.raises(RelumeError, match=f"--tasks: '{text}': a share is a positive number, as date=2"):
@@ -185,6 +187,14 @@ def test_finished_answers_load_no_model_and_more_prompts_are_added(
     assert (tmp_path / "answers.jsonl").read_bytes().startswith(answers.read_bytes())
 
 
+def test_a_first_try_that_answered_nothing_binds_nothing(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RelumeError, match="exceed the model's context"):
+        write_answers(str(model), prompts(8), dataclasses.replace(ANSWERING, max_tokens=5000), tmp_path)
+    (tmp_path / "answers.jsonl").write_text('{"prompt": "Which')  # of a batch that was killed
+    assert write_answers(str(model), prompts(16), ANSWERING, tmp_path).done == 16
+    assert len(read_problems(tmp_path / "answers.jsonl")) > 0
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -197,6 +207,7 @@ def test_finished_answers_load_no_model_and_more_prompts_are_added(
         ({"forget": True}, r"exists without answers\.json"),
         ({"damage": "{"}, r"answers\.json: not valid JSON"),
         ({"damage": "{}"}, r"answers\.json: not of this version"),
+        ({"damage": '{"of": 5, "counts": {}}'}, r"answers\.json: not of this version"),
     ],
 )
 def test_what_does_not_belong_together_is_refused_in_one_line(
@@ -348,6 +359,25 @@ def test_a_distillation_is_the_same_again_from_its_recipe_and_after_a_stop(model
     assert again.answers == report.answers and files[0].read_bytes() == files[1].read_bytes()
 
 
+def test_what_a_folder_was_trained_with_stays(model: Path, tmp_path: Path) -> None:
+    distill(str(model), prompts(), tmp_path, ANSWERING, TUNING)
+    recipe_bytes = (tmp_path / "distill.toml").read_bytes()
+    with pytest.raises(RelumeError, match=r"a training with another model\.routing; choose another folder"):
+        distill(str(model), prompts(), tmp_path, ANSWERING, dataclasses.replace(TUNING, routing="dmoe:p=0.3"))
+    assert (tmp_path / "distill.toml").read_bytes() == recipe_bytes
+    notes: list[str] = []
+    fewer_steps = dataclasses.replace(TUNING, steps=2)
+    report = distill(str(model), prompts(48), tmp_path, ANSWERING, fewer_steps, note=notes.append)
+    assert (report.steps, report.answers.done) == (4, 48)
+    assert any("began with fewer answers than there are now" in line for line in notes)
+    assert any("all 4 steps are done: give more" in line for line in notes)
+
+
+def test_a_model_can_be_trained_with_its_own_routing(model: Path, tmp_path: Path) -> None:
+    tuning = DistillConfig(steps=1, train_batch_size=4, changes={"model": {"routing": ""}})
+    assert distill(str(model), prompts(8), tmp_path, ANSWERING, tuning).routing == "native"
+
+
 def test_the_export_names_its_routing(model: Path, answers: Path, tmp_path: Path) -> None:
     folder = train(recipe(model, answers, routing="dmoe:p=0.5"), tmp_path / "tuned")
     values = json.loads((folder / "config.json").read_text())
@@ -391,6 +421,7 @@ def test_the_command_ends_with_one_document(model: Path, tmp_path: Path) -> None
         (["--prompts", "nowhere.jsonl"], 2, "nowhere.jsonl: cannot be read"),
         (["--kl", "-1"], 2, "kl is -1"),
         (["--steps", "0"], 2, "steps is 0"),
+        (["--recipe", "RECIPE"], 2, "run is 5: give tables, as [optimizer]"),
         (["--parameters", "attention"], 2, "attention"),
         (["--max-tokens", "400", "--num-prompts", "2"], 1, "exceed the model's context of 256"),
         (["--routing", "dmoe:block=5", "--num-prompts", "2"], 1, "no whole windows"),
@@ -400,7 +431,9 @@ def test_the_command_ends_with_one_document(model: Path, tmp_path: Path) -> None
 def test_mistakes_are_told_in_a_line(
     model: Path, tmp_path: Path, arguments: list[str], code: int, complaint: str
 ) -> None:
-    done = run(model, "--out", tmp_path / "out", *arguments)
+    (tmp_path / "recipe.toml").write_text("run = 5")
+    chosen = [str(tmp_path / "recipe.toml") if text == "RECIPE" else text for text in arguments]
+    done = run(model, "--out", tmp_path / "out", *chosen)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     text = " ".join(done.stderr.replace("│", " ").split())
@@ -417,6 +450,13 @@ def test_a_recipe_changes_what_no_option_gives() -> None:
     config = DistillConfig.from_options({"kl": 0.5}, changes).recipe("demo", Path("answers.jsonl"), ANSWERING)
     assert (config.optimizer.name, config.run.steps, config.model.routing) == ("muon", 7, "dmoe:p=0.4")
     assert config.objective.kl_weight == 0.5 and config.objective.mask_ratio == (0.3, 0.8)
+    assert (
+        config.optimizer.warmup_steps == 1
+        and DistillConfig(changes={"optimizer": {"warmup_steps": 9}})
+        .recipe("demo", Path("answers.jsonl"), ANSWERING)
+        .optimizer.warmup_steps
+        == 9
+    )
     with pytest.raises(RelumeError, match=r"--steps and \[run\] steps of the recipe both give a value"):
         DistillConfig.from_options({"steps": 3}, changes)
     with pytest.raises(RelumeError, match=r"\[run\] seed: relume distill has options for that"):

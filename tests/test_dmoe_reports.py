@@ -13,11 +13,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from pairs import write_made_for, write_model
 from relume import Engine
-from relume.config import DecodingConfig, ShapeOverrides
+from relume.config import DecodingConfig
 from relume.evaluate.job import evaluate
 from relume.evaluate.variants import Variant
-from relume.synth.job import synthesise
 from relume.tasks import Problem
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
@@ -25,21 +25,12 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reports") / "base"
-    sizes = ShapeOverrides(layers=2, hidden=32, experts=16, top_k=4, groups=1, vocab=600, heads=2, kv_heads=1)
-    synthesise(folder, "llada2-mini", 0, sizes)
-    return folder
+    return write_model(tmp_path_factory.mktemp("reports") / "base")
 
 
 @pytest.fixture(scope="module")
 def distilled(base: Path) -> Path:
-    folder = base.parent / "distilled"
-    folder.mkdir()
-    for path in base.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    config = json.loads((base / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"routing": "dmoe:p=0.5"}))
-    return folder
+    return write_made_for(base, "dmoe:p=0.5", base.parent / "distilled")
 
 
 def report(script: str, *arguments: object) -> str:
@@ -72,7 +63,7 @@ def test_the_report_goes_on_where_it_stopped(base: Path, distilled: Path, tmp_pa
     assert kinds == {"native", "dmoe", "des-vote", "des-seq", "top-k", "expert-choice", "team"}
     assert rows[0]["routing"] == "native" and rows[0]["against_base"] is None
     assert len({(row["model"], row["routing"], row["block_length"]) for row in rows}) == len(rows)
-    assert f"{len(rows)}/{len(rows)}" in printed and "0 s left" in printed
+    assert f"{len(rows)}/{len(rows)}" in printed
     assert {found["routing"] for found in document["equal_experts"]} == {
         f"dmoe:p={p}" for p in (0.4, 0.5, 0.6, 0.7, 0.8)
     }
@@ -120,7 +111,7 @@ def test_the_budget_report(base: Path, distilled: Path, tmp_path: Path) -> None:
         ("base", "lru"), ("base", "foresight"), ("distilled", "lru"), ("distilled", "foresight"),
     ]  # fmt: skip
     assert [row["routing"] for row in rows[2:]] == ["dmoe:p=0.5"] * 2 + [
-        f"dmoe:p=0.5:residents={strength}" for strength in (0.05, 0.1, 0.2, 0.5, 1.0, 0.05)
+        f"dmoe:p=0.5:residents={strength}" for strength in (0.05, 0.1, 0.2, 0.05)
     ]
     for row in rows:
         assert row["kind"] == "measured" and len(row["rounds"]) == 2

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pairs import write_made_for, write_model
 from relume import Engine, RelumeError
-from relume.config import DecodingConfig, ShapeOverrides
+from relume.config import DecodingConfig
 from relume.evaluate.job import EvaluationRow, evaluate
 from relume.evaluate.scoring import bootstrap_means, compare, interval_of
 from relume.evaluate.variants import Variant
-from relume.synth.job import synthesise
 from relume.tasks import Problem
 from terminal import run
 
@@ -25,22 +25,12 @@ DMOE = "dmoe:p=0.5"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("eval") / "model"
-    sizes = ShapeOverrides(layers=2, hidden=32, experts=16, top_k=4, groups=1, vocab=600, heads=2, kv_heads=1)
-    synthesise(folder, "llada2-mini", 0, sizes)
-    return folder
+    return write_model(tmp_path_factory.mktemp("eval") / "model")
 
 
 @pytest.fixture(scope="module")
-def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model as one that is made for a routing."""
-    folder = tmp_path_factory.mktemp("eval") / "trained"
-    folder.mkdir()
-    for path in model.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    config = json.loads((model / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"routing": DMOE}))
-    return folder
+def trained(model: Path) -> Path:
+    return write_made_for(model, DMOE, model.parent / "trained")
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -139,6 +129,8 @@ def test_bytes_are_those_of_the_types_that_the_checkpoint_stores(model: Path) ->
 
 
 def test_the_base_is_the_first_row_or_the_one_that_is_named(model: Path, trained: Path) -> None:
+    spelled = document(trained, "--routing", "native,dmoe:p=0.50", "--base", "dmoe:p=.5")["rows"]
+    assert spelled[1]["against_base"]["points_interval"] == [0.0, 0.0]
     named = document(trained, "--routing", "own,native", "--base", "native")["rows"]
     assert [row["routing"] for row in named] == [DMOE, "native"]
     assert [row["lossless"] for row in named] == [True, False]
@@ -168,7 +160,19 @@ def test_the_table_has_a_line_for_each_row(model: Path, tmp_path: Path) -> None:
 def test_one_row_is_shown_as_ever(model: Path) -> None:
     done = run("eval", model, "--num-prompts", 2, "--tasks", "date", "--max-tokens", 8, "--json")
     lines = done.stdout.splitlines()
-    titles = ["measured", "date", "all", "prompts", "tokens", "active", "reached", "seconds"]
+    titles = [
+        "measured",
+        "date",
+        "all",
+        "prompts",
+        "tokens",
+        "active",
+        "active",
+        "MiB",
+        "ms",
+        "reached",
+        "seconds",
+    ]
     assert [line.split()[0] for line in lines[:-1]] == titles
     assert "rows" not in json.loads(lines[-1]) and "against_base" not in json.loads(lines[-1])
 

@@ -9,7 +9,8 @@ import pytest
 
 from relume import Engine, RelumeError
 from relume.config import DecodingConfig, ShapeOverrides
-from relume.evaluate.job import evaluate, sample_problems
+from relume.evaluate.job import evaluate
+from relume.evaluate.prompts import sample_problems
 from relume.evaluate.scoring import Score
 from relume.evaluate.variants import Variant
 from relume.synth.job import synthesise
@@ -49,8 +50,8 @@ def test_held_out_problems_are_different_and_held_out() -> None:
     for name, group in problems.items():
         assert len({problem.prompt for problem in group}) == len(group) >= 10
         assert all(split_of(name, problem.key) == "held_out" for problem in group)
-    few = sample_problems(["date", "compare"], 4000, seed=4)  # more than there are held-out days of a calendar
-    assert len(few["date"]) < 1000 and len(few["compare"]) == 2000
+    with pytest.raises(RelumeError, match=r"--num-prompts 4000: the task date has \d+ different ones, 2000 are"):
+        sample_problems(["compare", "date"], 4000, seed=4)
 
 
 def test_exact_match_counts_final_lines(model: Path) -> None:

@@ -205,10 +205,9 @@ def test_fewer_experts_are_active_and_both_kinds_of_forwards_say_how_many(model:
         found[text] = result.statistics
     own, all_phases, denoising = found.values()
     assert own.lossless and not own.fallbacks and own.routing == "native"
-    assert 3 <= all_phases.active_experts < own.active_experts <= 16
+    assert 3 <= all_phases.active_experts < own.active_experts
     assert denoising.active_experts < own.active_experts
-    assert all_phases.active_experts_prefill < denoising.active_experts_prefill <= 16
-    assert own.active_experts_prefill <= 16
+    assert all_phases.active_experts_prefill < denoising.active_experts_prefill
 
 
 @pytest.mark.parametrize("strategy", ["lru", "lfu", "counts", "oled", "hybrimoe", "finemoe", "moe-infinity"])

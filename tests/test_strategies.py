@@ -354,7 +354,8 @@ def test_every_strategy_is_complete() -> None:
 @pytest.mark.slow
 def test_foresight_closes_most_of_the_distance_to_the_bound(tmp_path: Path) -> None:
     """On held-out prompts of the shipped model, with the profile that comes with it. Prints figures, with -s."""
-    from relume.evaluate.job import answer, problems_for
+    from relume.evaluate.job import answer
+    from relume.evaluate.prompts import problems_for
 
     texts = [problem.prompt for group in problems_for(None, None, 120, 0).values() for problem in group]
     with Engine.load("demo") as engine:

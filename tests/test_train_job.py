@@ -136,7 +136,7 @@ def test_another_model_is_refused_and_other_values_are_announced(tmp_path: Path)
     notes: list[str] = []
     train(small_config(optimizer={"lr": 1e-4}), tmp_path, stop_after=2, note=notes.append)
     assert "other values of optimizer.lr" in notes[0]
-    with pytest.raises(RelumeError, match="optimiser state is of another kind"):
+    with pytest.raises(RelumeError, match=r"another optimizer\.name; choose another folder"):
         train(small_config(optimizer={"name": "muon"}), tmp_path)
 
 

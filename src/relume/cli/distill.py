@@ -60,10 +60,10 @@ def distill(
     json_output: Annotated[bool, typer.Option("--json", help="End with one JSON document.")] = False,
 ) -> None:
     """Answer prompts, then train on the answers with the new routing; interrupt and repeat the command at will."""
-    from relume.evaluate.job import prompts_to_learn
+    from relume.evaluate.prompts import prompts_to_learn
     from relume.train.answers import AnswerConfig
-    from relume.train.distill import DistillConfig, read_changes
     from relume.train.distill import distill as run
+    from relume.train.distill_config import DistillConfig, read_changes
 
     try:
         answering = AnswerConfig(threshold, temperature, max_tokens, batch_size, seed, dtype, device)

@@ -59,7 +59,7 @@ def eval_model(
     """
     from relume.cli.eval_parts import plan_parts, run_parts
     from relume.cli.eval_tables import print_rows, print_variants, to_document, to_points
-    from relume.evaluate.job import problems_for
+    from relume.evaluate.prompts import problems_for
     from relume.evaluate.variants import Variant
     from relume.figures.drawing import require_drawing
 
@@ -76,10 +76,10 @@ def eval_model(
     rows, engine = run_parts(parts, problems, batch_size)
     comparisons = [row.against(rows[first], seed) for row in rows] if len(rows) > 1 else []
     document = to_document(rows, comparisons)
-    if len(rows) > len(chosen):
-        print_rows(rows, comparisons, first)
-    else:
+    if len(rows) == len(chosen):
         print_variants(rows)
+    if len(rows) > 1:
+        print_rows(rows, comparisons, first)
     if plot is not None:
         from relume.figures.tradeoff import draw_tradeoff
 
@@ -87,7 +87,7 @@ def eval_model(
         typer.echo(f"{plot}: exact match over active experts, measured")
     if against is not None:
         difference = _logit_error(
-            engine, against, loading.one(None), [p for group in problems.values() for p in group]
+            engine, against, parts[-1].loading, [p for group in problems.values() for p in group]
         )
         typer.echo(
             f"logits against {against}: relative error {difference.relative_error:.4f}, the same token on top at "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,9 +12,9 @@ from relume.cli.terminal import item_progress
 from relume.config import DecodingConfig, require
 from relume.core import RelumeError
 from relume.engine.engine import Engine
-from relume.engine.request import Request
-from relume.evaluate.job import EvaluationRow, evaluate
+from relume.evaluate.job import EvaluationRow, evaluate, request_of, require_chat_template
 from relume.evaluate.variants import Variant
+from relume.routing.choice import RoutingChoice
 from relume.tasks import Problem
 
 
@@ -32,20 +33,19 @@ class Part:
     variants: Sequence[Variant]
     decodings: Sequence[DecodingConfig]
 
-    def check(self, longest: str) -> None:
+    def check(self, longest: str, batch_size: int) -> None:
         """Raise what loading and decoding the longest prompt would raise; reads no weights."""
-        engine = open_engine(self.model, self.loading)
-        for decoding in self.decodings:
-            engine.check(Request(prompt=longest, decoding=decoding))
-        engine.close()
+        with open_engine(self.model, self.loading, batch_size) as engine:
+            require_chat_template(engine)
+            for variant, decoding in itertools.product(self.variants, self.decodings):
+                engine.check(request_of(engine, longest, variant.over(decoding)))
 
     def rows(self, engine: Engine, problems: Mapping[str, Sequence[Problem]], batch: int) -> list[EvaluationRow]:
         """Answer the problems for each row."""
         found = []
-        for variant in self.variants:
-            for decoding in self.decodings:
-                with item_progress(f"answering, {variant.name}, {engine.routing}") as progress:
-                    found.append(evaluate(engine, problems, variant, decoding, batch, progress, self.model))
+        for variant, decoding in itertools.product(self.variants, self.decodings):
+            with item_progress(f"answering, {variant.name}, {engine.routing}") as progress:
+                found.append(evaluate(engine, problems, variant, decoding, batch, progress, self.model))
         return found
 
 
@@ -71,10 +71,10 @@ def plan_parts(
         return [Part(base_model, loading.one("native"), variants[:1], decodings[:1]), *parts], 0
     if base is None:
         return parts, 0
-    wanted = None if base.strip() == OWN else base.strip()
-    names = ", ".join(name or OWN for name in routings)
-    require(wanted in routings, f"--base {base}: it is none of the routings {names}")
-    return parts, routings.index(wanted) * len(variants) * len(decodings)
+    choices = [_choice(routing or OWN) for routing in routings]
+    names = ", ".join(routing or OWN for routing in routings)
+    require(_choice(base) in choices, f"--base {base}: it is none of the routings {names}")
+    return parts, choices.index(_choice(base)) * len(variants) * len(decodings)
 
 
 def run_parts(
@@ -82,9 +82,9 @@ def run_parts(
 ) -> tuple[list[EvaluationRow], Engine]:
     """All rows, and the last engine; the others are closed, so that one model is in memory at a time."""
     longest = max((problem.prompt for group in problems.values() for problem in group), key=len, default="")
-    if len(parts) > 1 or len(parts[0].decodings) > 1:  # what cannot run is found before the first long work
-        for part in parts:
-            part.check(longest)
+    if sum(len(part.variants) * len(part.decodings) for part in parts) > 1:
+        for part in parts:  # what cannot run is found before the first long work
+            part.check(longest, batch_size)
     rows: list[EvaluationRow] = []
     for part in parts:
         engine = open_engine(part.model, part.loading, batch_size)
@@ -93,6 +93,11 @@ def run_parts(
         if part is not parts[-1]:
             engine.close()
     return rows, engine
+
+
+def _choice(text: str) -> RoutingChoice | None:
+    """However it is spelled; `None` is the model's own."""
+    return None if text.strip() == OWN else RoutingChoice.parse(text)
 
 
 def _lengths(text: str | None) -> list[int | None]:

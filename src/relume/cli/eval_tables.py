@@ -11,7 +11,7 @@ from rich.table import Table
 
 from relume.evaluate.job import EvaluationRow
 from relume.evaluate.scoring import Comparison
-from relume.figures.tradeoff import TradeoffPoint
+from relume.figures.tradeoff import TradeoffPoint, curve_of
 
 #: Of a table that goes to a file or a pipe.
 _WIDTH = 160
@@ -42,6 +42,9 @@ def print_variants(rows: Sequence[EvaluationRow]) -> None:
         ("prompts", [str(row.overall.num_prompts) for row in rows]),
         ("tokens per iteration", [f"{row.tokens_per_iteration:.2f}" for row in rows]),
         ("active experts", [f"{row.active_experts:.1f}" for row in rows]),
+        ("active in prefills", [f"{row.active_experts_prefill:.1f}" for row in rows]),
+        ("MiB of active experts", [f"{row.active_expert_bytes / 2**20:.2f}" for row in rows]),
+        ("ms a request", [f"{1000 * row.wall_s / row.overall.num_prompts:.1f}" for row in rows]),
         ("reached max tokens", [str(row.unterminated) for row in rows]),
         ("seconds", [f"{row.wall_s:.0f}" for row in rows]),
     ):
@@ -84,7 +87,7 @@ def to_points(rows: Sequence[EvaluationRow], base: int) -> list[TradeoffPoint]:
     names = []
     for row in rows:
         parts = {"model": _short(row), "block": f"blocks of {row.block_length}", "variant": row.variant}
-        names.append({"routing": row.routing.partition(":")[0]} | parts)
+        names.append({"routing": curve_of(row.routing)} | parts)
     shared = {key for key in ("model", "block", "variant") if len({name[key] for name in names}) == 1}
     points = []
     for number, (row, name) in enumerate(zip(rows, names, strict=True)):

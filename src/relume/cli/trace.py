@@ -52,7 +52,8 @@ def record(
 ) -> None:
     """Answer prompts and write down what every forward did."""
     from relume.cli.trace_tables import describe, print_table
-    from relume.evaluate.job import answer, problems_for
+    from relume.evaluate.job import answer
+    from relume.evaluate.prompts import problems_for
     from relume.trace.file import TraceReader
     from relume.trace.info import summarise
 

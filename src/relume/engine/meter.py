@@ -11,21 +11,21 @@ class Meter:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._before = Traffic()
+        self._before: dict[str, float] = {}
 
     def charge(self, clock: VirtualClock, used: Traffic) -> float:
         """Put what the clock charged since the last call in the place of what was measured; returns its time."""
-        now = Traffic(
-            bytes_from_disk=clock.bytes_from_disk,
-            bytes_to_device=clock.bytes_over_link,
-            compute_s=clock.experts_device_s,
-            stall_s=clock.stall_s,
-            host_s=clock.host_s,
-            load_s=clock.link_s,
-            moe_s=clock.experts_s,
-        )
-        for name in ("bytes_from_disk", "bytes_to_device", "compute_s", "stall_s", "host_s", "load_s", "moe_s"):
-            setattr(used, name, getattr(now, name) - getattr(self._before, name))
+        now = {
+            "bytes_from_disk": clock.bytes_from_disk,
+            "bytes_to_device": clock.bytes_over_link,
+            "compute_s": clock.experts_device_s,
+            "stall_s": clock.stall_s,
+            "host_s": clock.host_s,
+            "load_s": clock.link_s,
+            "moe_s": clock.experts_s,
+        }
+        for name, value in now.items():
+            setattr(used, name, value - self._before.get(name, 0))
         self._before = now
         seconds, self._now = clock.now - self._now, clock.now
         return seconds

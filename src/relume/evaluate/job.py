@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import heapq
-import itertools
-import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from relume.config import DecodingConfig, require
-from relume.core import Progress, RelumeError
+from relume.core import Progress
 from relume.engine.engine import Engine
 from relume.engine.request import Request
 from relume.engine.result import GenerationResult, Statistics
 from relume.evaluate.scoring import Comparison, Score, compare
 from relume.evaluate.variants import Variant
-from relume.tasks import TASKS, Problem, is_exact
-from relume.tasks.jsonl import read_problems, read_prompts
-from relume.tasks.task import Split
-
-_MOST_REPEATS = 1000  # in a row, after which a task has hardly anything new
+from relume.tasks import Problem, is_exact
 
 
 @dataclass(frozen=True)
@@ -38,8 +30,9 @@ class EvaluationRow:
         variant: its name.
         tasks: score of each task.
         tokens_per_iteration: tokens of answers / denoising iterations.
-        active_experts: distinct experts of a layer that a request used in an iteration, mean over requests.
-        active_experts_prefill: the same of forwards that do not denoise: prefills, and those that commit K/V.
+        active_experts: distinct experts of a layer that a request used in an iteration, mean over iterations.
+        active_experts_prefill: the same of forwards that do not denoise, prefills and those that commit K/V, but
+            the mean over requests.
         active_expert_bytes: of an iteration's active experts of all layers, as the checkpoint stores them.
         unterminated: answers that reached the longest length.
         wall_s: seconds for all of them, decoded in batches.
@@ -115,18 +108,6 @@ class EvaluationRow:
         }
 
 
-def sample_problems(
-    names: Sequence[str], num_prompts: int, seed: int, split: Split = "held_out"
-) -> dict[str, list[Problem]]:
-    """Problems of the named tasks, different prompts, as equally many of each as there are."""
-    chosen = {}
-    for index, name in enumerate(names):
-        wanted = num_prompts // len(names) + (index < num_prompts % len(names))
-        different = _different(TASKS[name].stream(seed, split))
-        chosen[name] = list(itertools.islice(different, wanted))
-    return {name: problems for name, problems in chosen.items() if problems}
-
-
 def evaluate(
     engine: Engine,
     problems: Mapping[str, Sequence[Problem]],
@@ -147,10 +128,8 @@ def evaluate(
         progress: called with (answers since the last call, answers in all).
         model: what the row calls it; by default its folder's name.
     """
-    if not engine.tokenizer.has_chat_template:
-        raise RelumeError(f"{engine.folder}: its tokenizer has no chat template, which evaluation needs")
-    options = {**vars(decoding), **variant.options}
-    config = DecodingConfig.from_mapping(options)
+    require_chat_template(engine)
+    config = variant.over(decoding)
     all_problems = [(name, problem) for name, group in problems.items() for problem in group]
     started = time.perf_counter()
     results = answer(engine, [problem.prompt for _, problem in all_problems], config, batch_size, progress)
@@ -162,7 +141,7 @@ def evaluate(
         tasks[task] = tasks.get(task, Score(0, 0)) + Score(int(right[-1]), 1)
     statistics = [result.statistics for result in results]
     num_iterations = sum(s.num_iterations for s in statistics)
-    active = sum(s.active_experts for s in statistics) / max(1, len(statistics))
+    active = sum(s.active_experts * s.num_iterations for s in statistics) / max(1, num_iterations)
     return EvaluationRow(
         variant=variant.name,
         tasks=tasks,
@@ -185,13 +164,7 @@ def answer(
     engine: Engine, prompts: Sequence[str], decoding: DecodingConfig, batch_size: int, progress: Progress
 ) -> list[GenerationResult]:
     """Answer prompts, `batch_size` at a time: as a user's messages, or as they are without a chat template."""
-    chat = engine.tokenizer.has_chat_template
-    requests = [
-        Request(messages=[{"role": "user", "content": prompt}], decoding=decoding)
-        if chat
-        else Request(prompt=prompt, decoding=decoding)
-        for prompt in prompts
-    ]
+    requests = [request_of(engine, prompt, decoding) for prompt in prompts]
     results: list[GenerationResult] = []
     for first in range(0, len(requests), batch_size):
         batch = requests[first : first + batch_size]
@@ -200,69 +173,19 @@ def answer(
     return results
 
 
-def problems_for(
-    prompts: Path | None, tasks: str | None, num_prompts: int, seed: int, split: Split = "held_out"
-) -> dict[str, list[Problem]]:
-    """Problems from a JSONL file, or of the tasks named, separated by commas (all by default)."""
-    if prompts is None:
-        return sample_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed, split)
-    require(tasks is None, "give --tasks or --prompts, not both")
-    return {prompts.stem: read_problems(prompts)[:num_prompts]}
+def request_of(engine: Engine, prompt: str, decoding: DecodingConfig) -> Request:
+    """A prompt as a user's message, or as it is without a chat template."""
+    if engine.tokenizer.has_chat_template:
+        return Request(messages=[{"role": "user", "content": prompt}], decoding=decoding)
+    return Request(prompt=prompt, decoding=decoding)
 
 
-def prompts_to_learn(prompts: Path | None, tasks: str | None, num_prompts: int | None, seed: int) -> list[str]:
-    """Prompts of a JSONL file (all by default), or of the training side of the tasks named (20,000 by default).
-
-    Tasks take turns, by their shares (`date=2,compare` has two of dates for each comparison), until they have
-    nothing new: a part of the list has as much of each, and a longer list begins with the shorter one.
-
-    Raises:
-        RelumeError: a senseless share, no such task or file, or fewer different prompts than wanted.
-    """
-    if prompts is not None:
-        require(tasks is None, "give --tasks or --prompts, not both")
-        return read_prompts(prompts)[:num_prompts]
-    shares = _shares(tasks)
-    streams = {name: _different(TASKS[name].stream(seed, "train")) for name in shares}
-    turns = [(1.0 / share, place, name) for place, (name, share) in enumerate(shares.items())]
-    heapq.heapify(turns)
-    chosen: list[str] = []
-    wanted = num_prompts or 20_000
-    while turns and len(chosen) < wanted:
-        due, place, name = heapq.heappop(turns)
-        if (problem := next(streams[name], None)) is not None:
-            chosen.append(problem.prompt)
-            heapq.heappush(turns, (due + 1.0 / shares[name], place, name))
-    require(len(chosen) == wanted, f"the tasks have {len(chosen)} different prompts: ask for no more than that")
-    return chosen
-
-
-def _shares(tasks: str | None) -> dict[str, float]:
-    """`name` or `name=share`, separated by commas; all tasks alike by default."""
-    if not tasks:
-        return dict.fromkeys(TASKS, 1.0)
-    shares = {}
-    for text in tasks.split(","):
-        name, equals, share = text.partition("=")
-        try:
-            shares[name] = float(share) if equals else 1.0
-        except ValueError:
-            shares[name] = math.nan
-        require(0.0 < shares[name] < math.inf, f"--tasks: {text!r}: a share is a positive number, as {name}=2")
-    return shares
-
-
-def _different(problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Each prompt once; ends where nothing new comes for long, as a task has only so many."""
-    seen: set[str] = set()
-    repeats = 0
-    for problem in problems:
-        if problem.prompt not in seen:
-            seen.add(problem.prompt)
-            repeats = 0
-            yield problem
-        elif (repeats := repeats + 1) == _MOST_REPEATS:
-            return
+def require_chat_template(engine: Engine) -> None:
+    """Raise `RelumeError` if the model has none: tasks are asked as messages."""
+    require(
+        engine.tokenizer.has_chat_template,
+        f"{engine.folder}: its tokenizer has no chat template, which evaluation needs",
+    )
 
 
 def digest_of(prompts: Sequence[str]) -> str:

@@ -38,3 +38,7 @@ class Variant:
                 ) from None
         DecodingConfig.from_mapping(options)  # refuses unknown decoders and thresholds outside 0..1
         return cls(text, options)
+
+    def over(self, decoding: DecodingConfig) -> DecodingConfig:
+        """`decoding` with the variant's decoder, mode and threshold."""
+        return DecodingConfig.from_mapping({**vars(decoding), **self.options})

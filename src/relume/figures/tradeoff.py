@@ -30,6 +30,14 @@ class TradeoffPoint:
     is_base: bool = False
 
 
+def curve_of(routing: str) -> str:
+    """The curve that a routing belongs to: its name, and what else than its strength was chosen."""
+    name, *options = routing.split(":")
+    native = ", native prefill" if "prefill=native" in options else ""
+    residents = ", heeding residents" if any(option.startswith("residents=") for option in options) else ""
+    return name + native + residents
+
+
 def draw_tradeoff(points: Sequence[TradeoffPoint], path: Path) -> None:
     """Draw all of it, measured; error bars are the intervals.
 

@@ -123,7 +123,7 @@ class RoutingChoice:
 
     def smallest(self, config: RouterConfig) -> int:
         """The smallest coreset that a window may get."""
-        return self.guard or legal_guard(config.num_experts, config.top_k, config.num_groups, config.kept_groups)
+        return self.guard or _least(config)
 
     def window(self, block_length: int) -> int:
         """Tokens that share a coreset in a request of this block length."""
@@ -154,7 +154,7 @@ class RoutingChoice:
             "itself, and a second restriction could leave a token too few: leave the routing native",
         )
         if self.has_coreset:
-            least = legal_guard(config.num_experts, config.top_k, config.num_groups, config.kept_groups)
+            least = _least(config)
             require(
                 least <= self.smallest(config) <= config.num_experts,
                 f"routing {self}: guard is {self.guard}, and only {least}..{config.num_experts} experts leave "
@@ -184,6 +184,10 @@ class RoutingChoice:
     def _given(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
         return {key: value for key, value in values.items() if value is not None}
+
+
+def _least(config: RouterConfig) -> int:
+    return legal_guard(config.num_experts, config.top_k, config.num_groups, config.kept_groups)
 
 
 def _text(value: object) -> str:

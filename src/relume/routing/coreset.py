@@ -44,15 +44,9 @@ def normalised_votes(selection: torch.Tensor, count: int, window: int, aggregate
     return totals / (totals.sum(dim=-1, keepdim=True) + 1e-20)
 
 
-def vote_order(shares: torch.Tensor, residents: torch.Tensor | None, strength: float) -> torch.Tensor:
-    """Experts `[windows, experts]` by descending votes, ties to the lower id.
-
-    `strength` is added for a resident expert, with votes or without: where its share is less than that behind
-    another one's, the resident one comes first. 0 leaves the published order.
-    """
-    if residents is None or not strength:
-        return top_indices(shares, shares.shape[-1])
-    return top_indices(shares + strength * residents.to(shares.device), shares.shape[-1])
+def vote_order(shares: torch.Tensor) -> torch.Tensor:
+    """Experts `[windows, experts]` by descending votes, ties to the lower id."""
+    return top_indices(shares, shares.shape[-1])
 
 
 def first_of(order: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
@@ -93,20 +87,20 @@ def coreset(
         assert choice.n is not None
         united = windows_of(best_experts(selection, choice.n), window).any(dim=1)
         return extended(united, shares, choice.smallest(config))
-    order = vote_order(shares, None, 0.0)
+    order = vote_order(shares)
     if choice.share is not None:
         sizes = torch.full((len(order),), round(choice.share * config.num_experts), device=order.device)
     else:
         assert choice.p is not None, "a coreset by votes is a share of the experts or of the votes"
         sizes = smallest_share(shares, order, choice.p)
-    if choice.residents:  # other members, but no more of them
-        order = vote_order(shares, residents, choice.residents)
+    if choice.residents and residents is not None:  # other members, but no more of them
+        order = vote_order(shares + choice.residents * residents.to(shares.device))
     return first_of(order, sizes.clamp(min=choice.smallest(config)))
 
 
 def extended(inside: torch.Tensor, shares: torch.Tensor, least: int) -> torch.Tensor:
     """Sets `[windows, experts]`, those smaller than `least` filled up to it by votes."""
-    order = top_indices(shares + 2.0 * inside, inside.shape[-1])  # shares are at most 1: members come first
+    order = vote_order(shares + 2.0 * inside)  # shares are at most 1: members come first
     return first_of(order, inside.sum(dim=-1).clamp(min=least))
 
 

@@ -76,11 +76,17 @@ class AnswerFile:
             return
         saved = read_json(self._progress_path)
         try:
-            identity, counts = saved["of"], AnswerCounts(**saved["counts"])
+            identity, counts = dict(saved["of"]), AnswerCounts(**saved["counts"])
             digest, num_bytes = str(saved["prompts"]), int(saved["num_bytes"])
-            require(saved["format"] == _FORMAT, "another version's")
+            known = saved["format"] == _FORMAT
         except (KeyError, TypeError, ValueError):
-            raise RelumeError(f"{self._progress_path}: not of this version; choose another folder") from None
+            known = False
+        require(known, f"{self._progress_path}: not of this version; choose another folder")
+        if not counts.done:  # no answer is lost, so that it may be of anything
+            if self._path.exists():
+                os.truncate(self._path, 0)
+            self._save(b"")
+            return
         changed = [name for name, value in self._identity.items() if identity.get(name) != value]
         require(
             not changed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 from relume.config import ModelConfig, require, require_choice
 from relume.core import RelumeError
 from relume.routing.choice import RoutingChoice
-from relume.train.sections import build_section, is_number, require_at_least
+from relume.train.sections import build_section, is_number, read_toml, require_at_least
 
 MaskScope = Literal["block", "sample"]
 Trained = Literal["all", "experts", "experts+router", "router"]
@@ -225,12 +224,7 @@ class TrainConfig:
     @classmethod
     def from_file(cls, path: Path) -> Self:
         """Read a TOML file. Raises `RelumeError` that names it and what is wrong."""
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise RelumeError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValueError as error:
-            raise RelumeError(f"{path}: not valid TOML ({error})") from None
+        values = read_toml(path)
         try:
             return cls.from_mapping(values)
         except RelumeError as error:

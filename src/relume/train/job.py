@@ -24,6 +24,7 @@ from relume.train.trainer import StepReport, Trainer
 
 #: Folder, within the training's, of the exported model.
 CHECKPOINT_FOLDER = "checkpoint"
+_OPTIMIZER_KIND = {"optimizer.name", "optimizer.parameters"}
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,8 @@ class _Job:
         state = load_state(self._out)
         if state is None:
             return
-        changed = _changes(state.config, self._config.to_dict())
-        require(
-            "model" not in {name.split(".")[0] for name in changed},
-            f"{self._out}: holds the training of another model; choose another folder",
-        )
-        if changed:
+        check_resumable(self._out, state, self._config)
+        if changed := _changes(state.config, self._config.to_dict()):
             note(f"{self._out}: continues with other values of {', '.join(sorted(changed))}")
         trainer = self._trainer
         with torch.no_grad():
@@ -126,7 +123,10 @@ class _Job:
                 f"{self._out}: its optimiser state is of another kind; choose another folder"
             ) from None
         self._step, self._seconds = state.step, state.seconds
-        note(f"{self._out}: continues after step {state.step}")
+        if state.step >= self._config.run.steps:
+            note(f"{self._out}: all {state.step} steps are done: give more of them to train on")
+        else:
+            note(f"{self._out}: continues after step {state.step}")
 
     def run(self, last: int, max_seconds: float | None, progress: Callable[[Progress], None]) -> None:
         """Train up to step `last` and save."""
@@ -224,6 +224,16 @@ class _Window:
         self.steps_per_s = len(reports) / elapsed
         self._reports, self._tokens, self._since = [], 0, now
         return values
+
+
+def check_resumable(out: Path, state: TrainState, config: TrainConfig) -> None:
+    """Raise `RelumeError` if the state in `out` is of a training that `config` cannot go on with."""
+    changed = _changes(state.config, config.to_dict())
+    fixed = {name for name in changed if name.startswith("model.") or name in _OPTIMIZER_KIND}
+    require(
+        not fixed,
+        f"{out}: holds a training with another {' and '.join(sorted(fixed))}; choose another folder",
+    )
 
 
 def _changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> set[str]:

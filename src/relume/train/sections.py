@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from relume.config import require
+from relume.core import RelumeError
 
 _Section = TypeVar("_Section")
 _KINDS = {bool: "true or false", str: "a text", tuple: "a list", int: "an integer", float: "a number"}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A file's values. Raises `RelumeError` that names it and what is wrong."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RelumeError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise RelumeError(f"{path}: not valid TOML ({error})") from None
 
 
 def build_section(name: str, kind: type[_Section], values: object) -> _Section:

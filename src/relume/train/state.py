@@ -93,8 +93,8 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def load_state(folder: Path) -> TrainState | None:
-    """The folder's state, or `None` if it has none.
+def load_state(folder: Path, mapped: bool = False) -> TrainState | None:
+    """The folder's state, or `None` if it has none; `mapped` reads tensors only where they are touched.
 
     Raises:
         RelumeError: the file is damaged, or another version wrote it.
@@ -103,7 +103,7 @@ def load_state(folder: Path) -> TrainState | None:
     if not path.exists():
         return None
     try:
-        values = torch.load(path, map_location="cpu", weights_only=True)
+        values = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises many kinds for a damaged file
         raise RelumeError(
             f"{path}: cannot be read ({str(error).splitlines()[0]}); remove it to start anew"
