@@ -99,7 +99,8 @@ def _draw(document: dict[str, Any], path: Path) -> None:
         raise RelumeError(
             "there is no curve to draw: name --strategy tide, and --profile or --hardware if it says so"
         )
-    solved = min(refresh["intervals"][0], len(refresh["curve_ms"]))
+    longest, found = len(refresh["curve_ms"]), set(refresh["intervals"])
+    solved = min(*found, longest) if len(found) == 1 else None
     draw_intervals([IntervalCurve(refresh["hardware"], "predicted", refresh["curve_ms"], (), solved)], path)
 
 

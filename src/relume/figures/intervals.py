@@ -24,14 +24,14 @@ class IntervalCurve:
         panel: title of the panel that it belongs to.
         label: of it.
         predicted_ms, simulated_ms: of an iteration; what is simulated may be missing.
-        solved: the interval that is marked.
+        solved: the interval that is marked; `None` where layers have different ones.
     """
 
     panel: str
     label: str
     predicted_ms: Sequence[float]
     simulated_ms: Sequence[float]
-    solved: int
+    solved: int | None
 
 
 def curve_of(row: IntervalRow) -> IntervalCurve:
@@ -62,7 +62,8 @@ def draw_intervals(curves: Sequence[IntervalCurve], path: Path) -> None:
             shown = curve.simulated_ms or curve.predicted_ms
             if curve.simulated_ms:
                 axes.plot(intervals, shown, color=colour, linewidth=1.8, label=curve.label)
-            axes.plot(curve.solved, shown[curve.solved - 1], color=colour, marker="o")
+            if curve.solved is not None:
+                axes.plot(curve.solved, shown[curve.solved - 1], color=colour, marker="o")
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("iterations between refreshes")
         axes.set_ylabel("ms an iteration")
