@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+import relume.train.answers as answers_module
 from relume import Engine, RelumeError
 from relume.evaluate.prompts import prompts_to_learn
 from relume.tasks import TASKS, split_of
@@ -172,6 +174,41 @@ def test_a_kill_costs_a_batch_at_most_and_the_file_is_that_of_an_uninterrupted_r
     assert notes[1] == f"{out / 'answers.jsonl'}: continues after {done} of 400 prompts"
     for name in ("answers.jsonl", "answers.json"):
         assert (out / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_processes_give_the_answers_that_one_engine_gives(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, int] = {}
+    for name, cores in (("alone", 1), ("together", 3)):
+        monkeypatch.setattr(answers_module, "effective_cores", lambda cores=cores: cores)
+
+        def count(_added: int, _total: int, name: str = name) -> None:
+            seen[name] = max(seen.get(name, 0), len(multiprocessing.active_children()))
+
+        (tmp_path / name).mkdir()
+        write_answers(str(model), prompts(259), ANSWERING, tmp_path / name, count)
+    assert seen == {"alone": 0, "together": 3}
+    for file in ("answers.jsonl", "answers.json"):
+        assert (tmp_path / "alone" / file).read_bytes() == (tmp_path / "together" / file).read_bytes()
+
+
+def test_a_process_that_ends_early_is_named_and_nothing_is_lost(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers_module, "effective_cores", lambda: 2)
+
+    def kill_one(_added: int, _total: int) -> None:
+        children = multiprocessing.active_children()
+        if children:
+            children[0].kill()
+
+    with pytest.raises(RelumeError, match="a process that answers ended early: give it more memory"):
+        write_answers(str(model), prompts(280), ANSWERING, tmp_path, kill_one)
+    assert not multiprocessing.active_children()
+    done = json.loads((tmp_path / "answers.json").read_text())["counts"]["done"]
+    assert 0 < done < 280
+    assert write_answers(str(model), prompts(280), ANSWERING, tmp_path).done == 280
 
 
 def test_finished_answers_load_no_model_and_more_prompts_are_added(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,17 @@ from relume.config import DecodingConfig, EngineConfig, require
 from relume.core import Progress, RelumeError
 from relume.engine.engine import Engine
 from relume.engine.request import Request
+from relume.machine.threads import effective_cores
 from relume.model.families import identify
 from relume.train.answer_file import AnswerCounts, AnswerFile
+from relume.train.answer_processes import Batch, Results, answer_processes
 from relume.train.codec import Codec
 from relume.train.config import ComputeDType
+
+#: Of a model that is small enough for processes, each with its own copy, where there is enough to do for them.
+_SMALL_BYTES = 64 * 2**20
+_MANY_BATCHES = 32
+_MOST_PROCESSES = 4  # as each takes half a gigabyte with torch
 
 
 @dataclass(frozen=True)
@@ -110,14 +118,19 @@ def write_answers(
             for index, ids in enumerate(encoded):
                 if len(ids) + config.max_tokens == context:
                     _check(engine, ids, config, f"prompt {index + 1}")
-            engine.read_weights()
-            for fallback in engine.fallbacks:
-                note(fallback)
-            for first in range(file.counts.done, len(texts), config.batch_size):
-                batch = range(first, min(first + config.batch_size, len(texts)))
-                requests = [Request(input_ids=encoded[index], decoding=config.decoding(index)) for index in batch]
-                file.append(engine.generate_batch(requests))
-                progress(len(batch), len(texts))
+            batches = [
+                [
+                    Request(input_ids=ids, decoding=config.decoding(first + index))
+                    for index, ids in enumerate(encoded[first : first + config.batch_size])
+                ]
+                for first in range(file.counts.done, len(texts), config.batch_size)
+            ]
+            with _answering(engine, checkpoint, config.engine(context), len(batches)) as (fallbacks, answer):
+                for fallback in fallbacks:
+                    note(fallback)
+                for results in answer(batches):
+                    file.append(results)
+                    progress(len(results), len(texts))
     counts = file.counts
     require(
         counts.kept > 0,
@@ -125,6 +138,23 @@ def write_answers(
         f"max_tokens {config.max_tokens} and {counts.empty} are empty",
     )
     return counts
+
+
+@contextmanager
+def _answering(
+    engine: Engine, checkpoint: Checkpoint, config: EngineConfig, num_batches: int
+) -> Iterator[tuple[Sequence[str], Callable[[Sequence[Batch]], Iterator[Results]]]]:
+    """What a user should know, and what answers batches: the engine, or processes with one each.
+
+    Which of the two it is changes no answer.
+    """
+    count = min(effective_cores(), _MOST_PROCESSES) if config.device == "cpu" else 1
+    if count == 1 or num_batches < _MANY_BATCHES or checkpoint.num_bytes > _SMALL_BYTES:
+        engine.read_weights()
+        yield engine.fallbacks, lambda batches: map(engine.generate_batch, batches)
+        return
+    with answer_processes(checkpoint.folder, dataclasses.replace(config, num_threads=1), count) as processes:
+        yield processes.fallbacks(), processes.answer
 
 
 def _encode(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
