@@ -34,6 +34,7 @@ from relume.evaluate.variants import Variant
 from relume.figures.drawing import require_drawing
 from relume.figures.tradeoff import TradeoffPoint, curve_of, draw_tradeoff
 from relume.machine.profile import machine_identity
+from relume.routing.choice import RoutingChoice
 from relume.tasks import TASKS
 
 #: Of dMoE, untrained and distilled, and of DES by votes.
@@ -77,7 +78,10 @@ class Made:
 def specs_of(base: Engine, distilled: Engine) -> list[Spec]:
     """All rows, those that matter most first; equal ones once."""
     top_k = base.config.router.top_k
-    wanted = [Spec("base", "native"), *(Spec("distilled", f"dmoe:p={p}") for p in P), Spec("distilled")]
+    own = distilled.routing if distilled.routing.name == "dmoe" else RoutingChoice("dmoe")
+    wanted = [Spec("base", "native"), Spec("distilled")]
+    wanted += [Spec("distilled", str(dataclasses.replace(own, p=p))) for p in P]
+    wanted += [Spec("distilled", str(RoutingChoice("dmoe", p=own.p)))]  # with the least guard
     wanted += [Spec("base", f"des-vote:share={share}") for share in SHARES]
     wanted += [Spec("base", f"des-seq:n={n}") for n in range(1, top_k)]
     wanted += [Spec("base", f"dmoe:p={p}") for p in P]
@@ -90,9 +94,9 @@ def specs_of(base: Engine, distilled: Engine) -> list[Spec]:
     chosen: dict[Spec, None] = {}
     for spec in wanted:
         engine = base if spec.model == "base" else distilled
-        own = spec.block_length in {None, engine.config.block_length}
+        usual = spec.block_length in {None, engine.config.block_length}
         routing = str(engine.routing) if spec.routing is None else spec.routing
-        chosen[Spec(spec.model, routing, None if own else spec.block_length)] = None
+        chosen[Spec(spec.model, routing, None if usual else spec.block_length)] = None
     return list(chosen)
 
 
