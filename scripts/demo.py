@@ -9,13 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
 from relume import Engine
+from relume.cli.live import pictures
 
 #: Questions and what the last line of the answer has to be.
 QUESTIONS = {
     "Reverse the word planet.": "tenalp",
-    "Write river in capital letters.": "RIVER",
-    "Which is larger, 57 or 31?": "57",
+    "Add 922 and 456.": "1378",
+    "Nina has 19 stamps. Nina gives 5 to Emma and then loses 3. How many stamps now?": "11",
 }
 
 
@@ -26,6 +29,17 @@ def run(*arguments: str) -> None:
     done = subprocess.run([str(relume), *arguments], check=False)
     if done.returncode:
         sys.exit(done.returncode)
+
+
+def show() -> None:
+    """Answer the questions; every iteration's canvas stays on the screen."""
+    console = Console(emoji=False, highlight=False)
+    with Engine.load("demo") as engine:
+        for question in QUESTIONS:
+            console.print(f"\n{question}", style="bold")
+            stream = engine.stream(messages=[{"role": "user", "content": question}], threshold=0.9)
+            for picture in pictures(stream, engine.tokenizer.decode):
+                console.print(picture)
 
 
 def compare() -> None:
@@ -53,8 +67,9 @@ def compare() -> None:
 def main() -> None:
     """Run the commands."""
     run("inspect", "demo")
-    for question in QUESTIONS:
-        run("generate", "demo", question, "--threshold", "0.9", "--live")
+    run("generate", "demo", next(iter(QUESTIONS)), "--threshold", "0.9")
+    print("\nThe canvas after each iteration, ░ a mask, red to green how sure a token was:")
+    show()
     compare()
 
 

@@ -188,6 +188,13 @@ def test_live_shows_the_canvas_and_leaves_the_terminal_clean(model: Path) -> Non
     assert terminal.output.rstrip().endswith(expected.text or "")
 
 
+def test_live_without_a_terminal_leaves_every_picture(model: Path) -> None:
+    done = run("generate", model, "HELLO", "--live", *SHORT)
+    assert done.returncode == 0
+    assert "░" in done.stderr and "block 0, iteration 1\n" in done.stderr
+    assert done.stderr.count("iteration") == len(re.findall(r"^ block \d+, iteration \d+$", done.stderr, re.M)) > 2
+
+
 def test_ctrl_c_leaves_the_terminal_clean(model: Path) -> None:
     terminal = Terminal(
         "generate", model, "HELLO", "--live", "--max-tokens", "500", "--ignore-eos", "--threshold", "1"

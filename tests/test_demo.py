@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,37 @@ def test_most_held_out_answers_are_right(demo: Engine, row: EvaluationRow) -> No
     assert row.overall.exact_match >= 0.8
     assert row.tokens_per_iteration >= 2
     assert 0.3 <= row.active_experts / demo.config.router.num_experts <= 0.45
+
+
+def test_make_demo_shows_the_canvas_filling_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    script = Path(__file__).parent.parent / "scripts" / "demo.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for question, answer in questions().items():
+        frames = done.stdout.partition(f"\n{question}\n")[2].partition("\n\n")[0]
+        assert frames.count("iteration") >= 2 and answer in frames.splitlines(), question
+    assert "░" in done.stdout and "The tokens are the same." in done.stdout
+
+
+@pytest.mark.slow
+def test_the_bars_of_1000_held_out_prompts(demo: Engine) -> None:
+    problems = sample_problems(list(TASKS), 1000, seed=0)
+
+    def rate(engine: Engine, variant: str) -> EvaluationRow:
+        return evaluate(engine, problems, Variant.parse(variant), DecodingConfig(max_tokens=256), 64)
+
+    own, quality, speed = (rate(demo, each) for each in ("threshold:0.9", "joint:quality", "joint:speed"))
+    assert own.overall.exact_match >= 0.90 and own.tokens_per_iteration >= 2
+    assert min(score.exact_match for score in own.tasks.values()) >= 0.75
+    assert quality.overall.exact_match >= own.overall.exact_match - 0.01
+    assert speed.tokens_per_iteration > quality.tokens_per_iteration
+    with Engine.load("demo-dmoe", dtype="float32") as distilled:
+        few = rate(distilled, "threshold:0.9")
+    with Engine.load("demo", dtype="float32") as base:
+        whole = rate(base, "threshold:0.9")
+    assert few.overall.num_right >= 0.99 * whole.overall.num_right
+    assert few.active_experts <= whole.active_experts / 3
 
 
 def test_the_distilled_one_needs_a_third_of_the_experts(row: EvaluationRow) -> None:

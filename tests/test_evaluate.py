@@ -10,7 +10,7 @@ import pytest
 from relume import Engine, RelumeError
 from relume.config import DecodingConfig, ShapeOverrides
 from relume.evaluate.job import evaluate
-from relume.evaluate.prompts import sample_problems
+from relume.evaluate.prompts import problems_for, sample_problems
 from relume.evaluate.scoring import Score
 from relume.evaluate.variants import Variant
 from relume.synth.job import synthesise
@@ -52,6 +52,16 @@ def test_held_out_problems_are_different_and_held_out() -> None:
         assert all(split_of(name, problem.key) == "held_out" for problem in group)
     with pytest.raises(RelumeError, match=r"--num-prompts 4000: the task date has \d+ different ones, 2000 are"):
         sample_problems(["compare", "date"], 4000, seed=4)
+    everything = problems_for(None, "date,compare,date", None, 4)  # by default as many as there are, up to 1,000
+    assert [len(everything[name]) for name in ("date", "compare")] == [500, 500]
+    assert 800 < len(problems_for(None, "date", None, 4)["date"]) < 1000
+
+
+def test_a_file_is_answered_whole_by_default(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text("".join(f'{{"prompt": "{n}?", "answer": "{n}"}}\n' for n in range(1319)))
+    assert len(problems_for(file, None, None, 0)["mine"]) == 1319
+    assert len(problems_for(file, None, 7, 0)["mine"]) == 7
 
 
 def test_exact_match_counts_final_lines(model: Path) -> None:
@@ -107,6 +117,7 @@ def test_the_command_prints_a_table_and_json(model: Path, tmp_path: Path) -> Non
         ["--variants", "magic"],
         ["--tasks", "juggling"],
         ["--num-prompts", "0"],
+        ["--seed", "-1"],
     ],
 )
 def test_wrong_usage(model: Path, arguments: list[str]) -> None:

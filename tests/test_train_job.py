@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import torch
 
 from relume import Engine
 from relume.core import RelumeError
+from relume.train.codec import Codec
 from relume.train.config import TrainConfig
+from relume.train.data import DataSource
 from relume.train.job import Progress, train
 from relume.train.starting_point import starting_point
 from relume.train.state import load_state, locked, save_state
 from relume.train.trainer import Trainer
-from training import small_config
+from terminal import run
+from training import SHAPE, small_config
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
@@ -64,6 +68,73 @@ def test_workers_do_not_change_the_result(tmp_path: Path) -> None:
         train(small_config(run={"workers": workers, "steps": 3}), tmp_path / str(workers))
     assert losses(tmp_path / "1") == losses(tmp_path / "2")
     assert_same_weights(tmp_path / "1", tmp_path / "2")
+
+
+def test_few_forwards_of_a_step_are_under_way_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds gradients of all weights, and accumulation is there to need them once."""
+    config = small_config(data={"batch_size": 32, "micro_positions": 192}, run={"workers": 2})
+    start = starting_point(config.model, 0)
+    source = DataSource(config, start.config, Codec.of(start.tokenizer, start.config))
+    trainer = Trainer(config, start.config, start.weights, len(source.names))
+    begun: list[Any] = []
+
+    def begin(_: Trainer, batch: Any, *__: Any) -> Any:
+        begun.append(batch)
+        return batch
+
+    monkeypatch.setattr(Trainer, "_part", begin)
+    data = source.step(0)
+    assert len(data.batches) > 8
+    parts: Iterator[Any] = trainer._parts(data)
+    for taken, part in enumerate(parts):
+        assert part is data.batches[taken]  # in order
+        assert len(begun) <= taken + 1 + trainer._workers
+    assert len(begun) == len(data.batches)
+    trainer.close()
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_values_that_change_on_a_resume_count(tmp_path: Path, name: str) -> None:
+    first = small_config(optimizer={"name": name})
+    other = {"name": name, "weight_decay": 0.5, "betas": [0.5, 0.5]}
+    for folder in ("same", "other"):
+        train(first, tmp_path / folder, stop_after=4)
+    train(first, tmp_path / "same", stop_after=5)
+    train(small_config(optimizer=other), tmp_path / "other", stop_after=5)
+    same, changed = stored_weights(tmp_path / "same"), stored_weights(tmp_path / "other")
+    assert not torch.equal(same["embeddings"], changed["embeddings"])
+    state = load_state(tmp_path / "other")
+    assert state is not None
+    groups = state.optimizer["adamw"]["param_groups"]
+    assert [(group["weight_decay"], tuple(group["betas"])) for group in groups] == [
+        (0.5, (0.5, 0.5)),
+        (0.0, (0.5, 0.5)),
+    ]
+
+
+def test_bfloat16_forwards_train_float32_weights(tmp_path: Path) -> None:
+    train(small_config(run={"dtype": "bfloat16", "steps": 8}), tmp_path)
+    lines = metrics(tmp_path)
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert all(weight.dtype == torch.float32 for weight in stored_weights(tmp_path).values())
+
+
+def test_the_command_trains_from_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "Two and two?", "answer": "4"}\n' * 3)
+    shape = "\n".join(f"{key} = {value}" for key, value in SHAPE.items())
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f"[model.shape]\n{shape}\n[data]\nfiles = ['{tmp_path / 'mine.jsonl'}']\n[run]\nsteps = 3\n"
+    )
+    done = run("train", recipe, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path / "out" / "checkpoint")
+    assert [line["step"] for line in metrics(tmp_path / "out")] == [3]
+    recipe.write_text(recipe.read_text() + "stepz = 4\n")
+    for path, complaint in ((recipe, "[run] unknown key 'stepz'"), (tmp_path / "none.toml", "none.toml")):
+        done = run("train", path, tmp_path / "out")
+        assert done.returncode == 1 and complaint in done.stderr and "Traceback" not in done.stderr
+        assert not done.stdout
 
 
 _CHILD = """
@@ -122,8 +193,9 @@ def test_a_folder_takes_one_training_at_a_time(tmp_path: Path) -> None:
     train(small_config(), tmp_path, stop_after=1)
 
 
-def test_a_damaged_state_is_named(tmp_path: Path) -> None:
-    (tmp_path / "state.pt").write_bytes(b"PK\x03\x04 no state")
+@pytest.mark.parametrize("content", [b"PK\x03\x04 no state", b""])
+def test_a_damaged_state_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state.pt").write_bytes(content)
     with pytest.raises(RelumeError, match=r"state\.pt: cannot be read .*remove it to start anew"):
         train(small_config(), tmp_path)
 
@@ -181,7 +253,7 @@ def test_only_the_chosen_weights_of_a_checkpoint_change(tmp_path: Path, paramete
         {
             "model": {"init": str(tmp_path / "base" / "checkpoint")},
             "data": {"tasks": {"reverse_word": 1.0}, "batch_size": 8},
-            "optimizer": {"parameters": parameters, "balance_rate": 0},
+            "optimizer": {"parameters": parameters, "balance_rate": 1e-3 if parameters == "experts" else 0},
             "run": {"steps": 2},
         }
     )
@@ -215,6 +287,7 @@ def test_a_short_training_learns_and_the_export_answers(tmp_path: Path) -> None:
 
 
 def test_time_is_up(tmp_path: Path) -> None:
-    train(small_config(), tmp_path, max_seconds=0.0)
+    train(small_config(run={"log_steps": 20}), tmp_path, max_seconds=0.0)
+    assert [line["step"] for line in metrics(tmp_path)] == [1]
     state = load_state(tmp_path)
     assert state is not None and state.step == 1 and (tmp_path / "checkpoint").is_dir()

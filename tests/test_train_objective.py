@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -129,9 +130,15 @@ def test_every_block_of_a_response_has_a_masked_position_and_some_have_no_other(
     assert not masked[:6].any()
 
 
-def test_one_over_t_divides_by_the_ratio() -> None:
-    plain = batch([example(4, 6)], mask_scope="sample", full_mask_share=0.0, mask_ratio=(0.5, 0.5))
-    weighted = batch(
-        [example(4, 6)], mask_scope="sample", full_mask_share=0.0, mask_ratio=(0.5, 0.5), weight_by_ratio=True
-    )
-    torch.testing.assert_close(weighted.loss_weights, plain.loss_weights * 2.0)
+def test_one_over_t_divides_masked_tokens_by_the_ratio_and_no_others() -> None:
+    drawn: dict[str, Any] = {
+        "mask_scope": "sample",
+        "full_mask_share": 0.0,
+        "mask_ratio": (0.5, 0.5),
+        "visible_weight": 0.3,
+    }
+    plain = batch([example(4, 6)], **drawn)
+    weighted = batch([example(4, 6)], **drawn, weight_by_ratio=True)
+    factors = torch.where(plain.masked, 2.0, 1.0)
+    torch.testing.assert_close(weighted.loss_weights, plain.loss_weights * factors)
+    assert bool((plain.loss_weights[~plain.masked] > 0).any())

@@ -29,8 +29,11 @@ def eval_model(
     ] = None,
     tasks: Annotated[str | None, typer.Option(help="Only these tasks, separated by commas.")] = None,
     num_prompts: Annotated[
-        int, typer.Option(min=1, help="Held-out prompts in all, spread over the tasks.")
-    ] = 1000,
+        int | None,
+        typer.Option(
+            min=1, help="Held-out prompts in all, spread over the tasks; by default 1000, or all of --prompts."
+        ),
+    ] = None,
     variants: Annotated[
         str, typer.Option(help="decoder[:mode][:threshold], separated by commas: threshold:0.9,joint:speed")
     ] = DEFAULT_VARIANT,
@@ -45,7 +48,7 @@ def eval_model(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together; changes no answer.")] = 32,
-    seed: Annotated[int, typer.Option(help="Of the prompts, and of the resamples of comparisons.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the prompts, and of the resamples of comparisons.")] = 0,
     against: Annotated[
         str | None,
         typer.Option(help="Another model to compare logits with, as the one this was packed from."),

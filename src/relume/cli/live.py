@@ -19,16 +19,26 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def watch(stream: Stream, decode: Decode) -> None:
-    """Run a stream to its end while showing its blocks; leaves the terminal as it was."""
+    """Run a stream to its end while showing its blocks; leaves a terminal as it was, a file with all pictures."""
     console = Console(stderr=True, emoji=False, highlight=False)
-    canvas = LiveCanvas(decode, stream.num_prompt_tokens)
+    if not console.is_terminal:
+        for picture in pictures(stream, decode):
+            console.print(picture)
+        return
     with Live(console=console, transient=True, auto_refresh=False) as display:
-        for event in stream:
-            if isinstance(event, IterationEvent):
-                canvas.take(event)
-                display.update(last_lines(canvas.render(), console), refresh=True)
-            elif isinstance(event, BlockEvent):
-                canvas.finish(event)
+        for picture in pictures(stream, decode):
+            display.update(last_lines(picture, console), refresh=True)
+
+
+def pictures(stream: Stream, decode: Decode) -> Iterator[Text]:
+    """Run a stream to its end; the canvas after each iteration."""
+    canvas = LiveCanvas(decode, stream.num_prompt_tokens)
+    for event in stream:
+        if isinstance(event, IterationEvent):
+            canvas.take(event)
+            yield canvas.render()
+        elif isinstance(event, BlockEvent):
+            canvas.finish(event)
 
 
 def last_lines(picture: Text, console: Console) -> Text:

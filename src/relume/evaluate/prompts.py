@@ -15,12 +15,13 @@ from relume.tasks.task import Split
 
 _MOST_REPEATS = 1000  # in a row, after which a task has hardly anything new
 _NUM_TO_LEARN = 20_000
+_NUM_TO_EVALUATE = 1000
 
 
 def problems_for(
-    prompts: Path | None, tasks: str | None, num_prompts: int, seed: int, split: Split = "held_out"
+    prompts: Path | None, tasks: str | None, num_prompts: int | None, seed: int, split: Split = "held_out"
 ) -> dict[str, list[Problem]]:
-    """Problems from a JSONL file, or of the tasks named, separated by commas (all by default)."""
+    """Problems of a JSONL file (all by default), or of the tasks named, separated by commas (all by default)."""
     if prompts is None:
         return sample_problems(tasks.split(",") if tasks else list(TASKS), num_prompts, seed, split)
     _require_one_source(tasks)
@@ -28,19 +29,22 @@ def problems_for(
 
 
 def sample_problems(
-    names: Sequence[str], num_prompts: int, seed: int, split: Split = "held_out"
+    names: Sequence[str], num_prompts: int | None, seed: int, split: Split = "held_out"
 ) -> dict[str, list[Problem]]:
     """Problems of the named tasks, different prompts, as equally many of each as possible.
+
+    `None` asks for 1,000, or as many of them as there are.
 
     Raises:
         RelumeError: no such task, or one that does not have that many.
     """
-    chosen = {}
+    chosen, names = {}, list(dict.fromkeys(names))
+    count = _NUM_TO_EVALUATE if num_prompts is None else num_prompts
     for index, name in enumerate(names):
-        wanted = num_prompts // len(names) + (index < num_prompts % len(names))
+        wanted = count // len(names) + (index < count % len(names))
         found = list(itertools.islice(_different(TASKS[name].stream(seed, split)), wanted))
         require(
-            len(found) == wanted,
+            num_prompts is None or len(found) == wanted,
             f"--num-prompts {num_prompts}: the task {name} has {len(found)} different ones, {wanted} are its part",
         )
         chosen[name] = found

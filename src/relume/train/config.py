@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,8 +136,10 @@ class OptimizerConfig:
         muon_lr: the same for the matrices that muon trains.
         weight_decay: of matrices; vectors never decay.
         clip_norm: the gradient's largest norm; 0 does not clip.
-        ema_decay: of the averaged weights that are exported; 0 exports the weights themselves.
-        balance_rate: step of the expert bias against each expert's load error; 0 leaves the bias alone.
+        ema_decay: of the averaged weights that are exported; 0 exports the weights themselves. The average
+            begins at the initial weights, of which `ema_decay ** steps` is left at the end.
+        balance_rate: step of the expert bias against each expert's load error; 0 leaves the bias alone, and so
+            does a training in which routers do not learn.
     """
 
     name: OptimizerName = "adamw"
@@ -157,6 +160,12 @@ class OptimizerConfig:
         require_choice("[optimizer] parameters", self.parameters, get_args(Trained))
         require_at_least(
             "optimizer", self, lr=0, muon_lr=0, weight_decay=0, warmup_steps=0, clip_norm=0, balance_rate=0
+        )
+        for name in ("lr", "muon_lr", "weight_decay", "clip_norm", "balance_rate"):
+            require(math.isfinite(getattr(self, name)), f"[optimizer] {name} must be finite")
+        require(
+            0 <= self.final_lr_ratio <= 1,
+            f"[optimizer] final_lr_ratio is {self.final_lr_ratio}: it must lie in 0..1",
         )
         for value in (*self.betas, self.ema_decay):
             require(0 <= value < 1, f"[optimizer] betas and ema_decay must lie in 0..1 (1 excluded), not {value}")

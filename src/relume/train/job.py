@@ -144,15 +144,15 @@ class _Job:
                 window.add(report, data.num_text_tokens)
                 now = time.monotonic()
                 self._seconds += now - started
+                if max_seconds is not None and now - began >= max_seconds:
+                    upcoming = None
                 if self._step % self._config.run.log_steps == 0 or upcoming is None:
                     values = window.flush(now)
                     metrics.write({"step": self._step, **values, "seconds": round(self._seconds, 1)})
                     progress(self._progress(values, window.steps_per_s))
-                if now - saved >= self._config.run.save_seconds:
+                if upcoming is not None and now - saved >= self._config.run.save_seconds:
                     self._save()
                     saved = time.monotonic()
-                if max_seconds is not None and now - began >= max_seconds:
-                    break
         self._save()
 
     def export(self) -> Path:

@@ -123,7 +123,7 @@ def _make_row(
         noisy = torch.where(wrong, draw_substitutes(truth, response, config, generator), noisy)
         weights = torch.where(masked | (noisy != truth), 1.0, config.visible_weight) * response
         if config.weight_by_ratio:
-            weights = weights / ratios
+            weights = torch.where(masked, weights / ratios, weights)
         parts.append((noisy, positions[first:], weights, masked))
     copies = torch.cat([torch.full((len(part[0]),), index) for index, part in enumerate(parts)])
     all_positions = torch.cat([part[1] for part in parts])

@@ -52,8 +52,8 @@ class Optimizer:
             {"params": [weight for weight in rest if weight.dim() > 1], "weight_decay": config.weight_decay},
             {"params": [weight for weight in rest if weight.dim() == 1], "weight_decay": 0.0},
         ]
-        groups = [group for group in groups if group["params"]]
-        self._adamw = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True) if groups else None
+        groups = [group | {"betas": config.betas} for group in groups if group["params"]]
+        self._adamw = torch.optim.AdamW(groups, lr=config.lr, fused=True) if groups else None
 
     def step(self, scale: float) -> float:
         """Clip the gradients, apply them with `scale` times the peak rate, drop them; returns their norm."""
@@ -80,11 +80,16 @@ class Optimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`'s content."""
+        """Continue from `state_dict`'s content, with the configuration's own rates, decay and betas."""
         if self._adamw is not None:
+            own_values = [
+                {key: group[key] for key in ("weight_decay", "betas")} for group in self._adamw.param_groups
+            ]
             self._adamw.load_state_dict(state["adamw"])
-        for own, saved in zip(self._muon.momenta, state["muon"], strict=True):
-            own.copy_(saved)
+            for group, own in zip(self._adamw.param_groups, own_values, strict=True):
+                group.update(own)
+        for momentum, saved in zip(self._muon.momenta, state["muon"], strict=True):
+            momentum.copy_(saved)
 
 
 class Muon:

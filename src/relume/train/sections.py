@@ -33,11 +33,13 @@ def build_section(name: str, kind: type[_Section], values: object) -> _Section:
     """
     require(isinstance(values, Mapping), f"[{name}] is no table")
     assert isinstance(values, Mapping) and dataclasses.is_dataclass(kind)
-    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    defaults = {field.name: _default_of(field) for field in dataclasses.fields(kind)}
     for key, value in values.items():
         require(key in defaults, f"[{name}] unknown key {key!r}: known are {', '.join(defaults)}")
         default: Any = defaults[key]
-        if type(default) in _KINDS:
+        if isinstance(default, Mapping):
+            require(isinstance(value, Mapping), f"[{name}] {key} is {value!r}: a table [{name}.{key}] is needed")
+        elif type(default) in _KINDS:
             require(_is_like(value, default), f"[{name}] {key} is {value!r}: {_KINDS[type(default)]} is needed")
     return kind(**values)
 
@@ -52,6 +54,10 @@ def require_at_least(section: str, config: object, **least: float) -> None:
     for name, bound in least.items():
         value = getattr(config, name)
         require(value >= bound, f"[{section}] {name} is {value}: it must be at least {bound}")
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _is_like(value: object, default: object) -> bool:

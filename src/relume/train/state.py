@@ -105,9 +105,8 @@ def load_state(folder: Path, mapped: bool = False) -> TrainState | None:
     try:
         values = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises many kinds for a damaged file
-        raise RelumeError(
-            f"{path}: cannot be read ({str(error).splitlines()[0]}); remove it to start anew"
-        ) from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RelumeError(f"{path}: cannot be read ({reason}); remove it to start anew") from None
     if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
         raise RelumeError(f"{path}: no training state of this version; remove it to start anew")
     return TrainState(**values)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -104,16 +107,16 @@ class Trainer:
         Raises:
             RelumeError: the loss or a gradient is not finite; the weights are those before the step.
         """
-        total = data.total_weight
-        futures = [
-            self._pool.submit(self._part, batch, tasks, total)
-            for batch, tasks in zip(data.batches, data.tasks, strict=True)
-        ]
-        parts = [future.result() for future in futures]
-        for index, weight in enumerate(self.optimizer.weights):
-            weight.grad = parts[0].gradients[index]
-            for part in parts[1:]:
-                weight.grad += part.gradients[index]
+        gradients: tuple[torch.Tensor, ...] = ()
+        parts = []
+        for part in self._parts(data):
+            if gradients:
+                torch._foreach_add_(gradients, part.gradients)
+            else:
+                gradients = part.gradients
+            parts.append(dataclasses.replace(part, gradients=()))
+        for weight, gradient in zip(self.optimizer.weights, gradients, strict=True):
+            weight.grad = gradient
         loss = float(torch.stack([part.loss for part in parts]).sum())
         scale = learning_rate_scale(step, self.config.optimizer, self.config.run)
         norm = self.optimizer.step(scale) if math.isfinite(loss) else math.nan
@@ -131,6 +134,16 @@ class Trainer:
         active = torch.stack([part.active for part in parts]).mean(dim=0)
         kl = float(torch.stack([part.kl for part in parts]).sum())
         return StepReport(loss, norm, scale * self.config.optimizer.lr, loads, active, counts, kl)
+
+    def _parts(self, data: StepData) -> Iterator[_Part]:
+        """In the order of the batches; few are under way at once, as each has gradients of all weights."""
+        under_way: deque[Future[_Part]] = deque()
+        for batch, tasks in zip(data.batches, data.tasks, strict=True):
+            under_way.append(self._pool.submit(self._part, batch, tasks, data.total_weight))
+            if len(under_way) > self._workers:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
 
     def _part(self, batch: Batch, tasks: torch.Tensor, total: float) -> _Part:
         batch = batch.to(self.device)
@@ -158,7 +171,7 @@ class Trainer:
 
     def _balance(self, loads: torch.Tensor) -> None:
         rate = self.config.optimizer.balance_rate
-        if rate and self.model.router.has_bias:
+        if rate and self.model.router.has_bias and self.config.optimizer.parameters != "experts":
             for layer, load in zip(self.model.moe_layers, loads, strict=True):
                 balance(self.weights[f"layers.{layer}.router_bias"], load, rate)
 
