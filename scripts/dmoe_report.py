@@ -242,7 +242,17 @@ def write(made: Sequence[Made], options: argparse.Namespace) -> None:
         "layer, in a denoising iteration and in a forward that prefills or commits; KiB are those of all layers' "
         "active experts in an iteration, as the checkpoint stores them."
     )
-    text = [about, "", HEAD, *(line_of(each.row, one) for each, one in zip(made, found, strict=True))]
+    picture = f"![Exact match over active experts]({Path(options.out).name}.png)"
+    text = [
+        "# Quality against active experts",
+        "",
+        about,
+        "",
+        picture,
+        "",
+        HEAD,
+        *(line_of(each.row, one) for each, one in zip(made, found, strict=True)),
+    ]
     text += [
         "",
         "At equal experts (of two neighbouring rows of the other kind, interpolated prompt by prompt):",

@@ -1,12 +1,13 @@
 """How a model routes while it decodes, from a trace: a JSON file and a plot.
 
     pip install -e '.[figures]'
-    relume trace record demo demo.trace --num-prompts 300 --threshold 0.9
+    relume trace record demo demo.trace --num-prompts 1000 --threshold 0.9
     python scripts/routing_report.py demo.trace docs/demo-routing
 
 For every denoising iteration and MoE layer: the share of experts that are active, the share of the active set
 that was active in the iteration before (within a block and across its border), and the share of a token's experts
-that it keeps in the next iteration, by what happens to the token in between and by its confidence.
+that it keeps in the next iteration, by what happens to the token in between and by its confidence. Means of fewer
+than 20 values are left out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from relume.trace.views import expert_counts
 
 #: Upper ends of the bins of confidence.
 BINS = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
+#: Ends of the bins of an expert's load over the mean.
+LOAD_BINS = np.linspace(0.0, 5.0, 11)
+FEWEST = 20
 
 Sums = dict[str, dict[Any, list[float]]]
 
@@ -36,21 +40,17 @@ def measure(reader: TraceReader) -> dict[str, Any]:
     sums: Sums = defaultdict(lambda: defaultdict(list))
     histogram = np.zeros((shape.num_layers, shape.num_experts), dtype=np.int64)
     last: dict[int, tuple[SpanSignals, np.ndarray]] = {}  # of each request
+    begun: dict[tuple[int, int], SpanSignals] = {}  # each block's first iteration
     iterations: dict[tuple[int, int], int] = defaultdict(int)
     for record in reader:
         for span, tokens in zip(record.spans, span_slices(record.spans), strict=True):
             if span.phase is Phase.DENOISE:
                 ids = record.expert_ids[:, tokens].astype(np.int64)
                 histogram += expert_counts(ids, shape.num_experts)
-                note(
-                    sums,
-                    span,
-                    ids,
-                    iterations[span.request, span.start],
-                    last.get(span.request),
-                    shape.num_experts,
-                )
-                iterations[span.request, span.start] += 1
+                block = span.request, span.start
+                answers = np.asarray(begun.setdefault(block, span).masked)
+                note(sums, span, ids, iterations[block], answers, last.get(span.request), shape.num_experts)
+                iterations[block] += 1
                 last[span.request] = span, ids
     return summarise(sums, histogram)
 
@@ -60,10 +60,11 @@ def note(
     span: SpanSignals,
     ids: np.ndarray,
     iteration: int,
+    answers: np.ndarray,
     before: tuple[SpanSignals, np.ndarray] | None,
     num_experts: int,
 ) -> None:
-    """File the figures of one request's iteration; `ids` is `[layers, tokens, k]`."""
+    """File one iteration of a request; `ids` is `[layers, tokens, k]`, `answers` are tokens past the prompt."""
     active = expert_counts(ids, num_experts) > 0
     for layer, share in enumerate(active.mean(axis=1).tolist()):
         sums["active_share"][layer, iteration].append(share)
@@ -84,7 +85,7 @@ def note(
         elif earlier.masked[token]:
             kind = "stays masked"
         else:
-            sums["kept"]["committed earlier, or prompt"].append(share)
+            sums["kept"]["committed earlier" if answers[token] else "prompt"].append(share)
             continue
         sums["kept"][kind].append(share)
         sums["kept"][f"{kind}, confidence up to {top}"].append(share)
@@ -92,9 +93,9 @@ def note(
 
 def summarise(sums: Sums, histogram: np.ndarray) -> dict[str, Any]:
     """Means and counts as plain values."""
-    by_layer: dict[str, list[float]] = {}
+    by_layer: dict[str, list[dict[str, float]]] = defaultdict(list)
     for (layer, _), values in sorted(sums["active_share"].items()):
-        by_layer.setdefault(str(layer), []).append(sum(values) / len(values))
+        by_layer[str(layer)] += [mean_of(values)] if len(values) >= FEWEST else []
     shares = [share for values in sums["active_share"].values() for share in values]
     load = histogram / histogram.mean(axis=1, keepdims=True)
     return {
@@ -102,15 +103,17 @@ def summarise(sums: Sums, histogram: np.ndarray) -> dict[str, Any]:
         "iterations": len(shares) // len(by_layer),
         "active_share": sum(shares) / len(shares),
         "active_share_by_layer_and_iteration": by_layer,
-        "set_overlap": {name: sum(values) / len(values) for name, values in sums["set_overlap"].items()},
-        "kept": {
-            name: {"share": sum(values) / len(values), "count": len(values)}
-            for name, values in sorted(sums["kept"].items())
-        },
+        "set_overlap": {name: mean_of(values) for name, values in sums["set_overlap"].items()},
+        "kept": {name: mean_of(values) for name, values in sorted(sums["kept"].items()) if len(values) >= FEWEST},
         "load_over_mean": {"least": float(load.min()), "largest": float(load.max())},
         "dead_experts": int((histogram == 0).sum()),
-        "load_histogram": np.histogram(load, bins=10, range=(0.0, 5.0))[0].tolist(),
+        "load_histogram": {"edges": LOAD_BINS.tolist(), "experts": np.histogram(load, bins=LOAD_BINS)[0].tolist()},
     }
+
+
+def mean_of(values: list[float]) -> dict[str, float]:
+    """A mean, and of how many."""
+    return {"share": sum(values) / len(values), "count": len(values)}
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
@@ -121,14 +124,18 @@ def plot(report: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    for layer, shares in report["active_share_by_layer_and_iteration"].items():
+    for layer, means in report["active_share_by_layer_and_iteration"].items():
+        shares = [mean["share"] for mean in means]
         left.plot(range(1, len(shares) + 1), shares, label=f"MoE layer {int(layer) + 1}")
     left.set(xlabel="iteration of the block", ylabel="active experts / experts", ylim=(0, None))
     left.legend(fontsize=8)
-    names = list(report["kept"])[::-1]
-    right.barh(names, [report["kept"][name]["share"] for name in names])
+    overlaps = {f"active set, {name.replace('_', ' ')}": mean for name, mean in report["set_overlap"].items()}
+    for bars, color in ((overlaps, "tab:orange"), (report["kept"], "tab:blue")):
+        names = [f"{name} ({mean['count']})" for name, mean in bars.items()]
+        right.barh(names, [mean["share"] for mean in bars.values()], color=color)
+    right.invert_yaxis()
     right.tick_params(axis="y", labelsize=8)
-    right.set(xlabel="share of a token's experts that it keeps", xlim=(0, 1))
+    right.set(xlabel="share that the next iteration keeps: of the active experts, of a token's", xlim=(0, 1))
     figure.suptitle("measured on held-out prompts, mean over layers where none is named")
     figure.savefig(path, dpi=110)
 

@@ -19,8 +19,8 @@ class Problem:
     """A prompt with one right answer.
 
     Attributes:
-        key: what is asked, whatever the wording: operands, the word, the date. Two problems with one key
-            differ only in names, phrases or the order in which something symmetric is given.
+        key: what is asked, whatever the wording: operands, the word, the date, the program's text. Two problems
+            with one key differ only in names, phrases or the order in which something symmetric is given.
         prompt: the user's message.
         answer: the whole answer: worked steps, if any, one a line, then the final answer on the last line.
         answer_ids: the same as the tokens that a model gave it in, its end of text included; mostly unknown and
