@@ -128,6 +128,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         shares = [mean["share"] for mean in means]
         left.plot(range(1, len(shares) + 1), shares, label=f"MoE layer {int(layer) + 1}")
     left.set(xlabel="iteration of the block", ylabel="active experts / experts", ylim=(0, None))
+    left.xaxis.get_major_locator().set_params(integer=True)
     left.legend(fontsize=8)
     overlaps = {f"active set, {name.replace('_', ' ')}": mean for name, mean in report["set_overlap"].items()}
     for bars, color in ((overlaps, "tab:orange"), (report["kept"], "tab:blue")):
@@ -135,7 +136,7 @@ def plot(report: dict[str, Any], path: Path) -> None:
         right.barh(names, [mean["share"] for mean in bars.values()], color=color)
     right.invert_yaxis()
     right.tick_params(axis="y", labelsize=8)
-    right.set(xlabel="share that the next iteration keeps: of the active experts, of a token's", xlim=(0, 1))
+    right.set(xlabel="share of the active set, or of a token's experts, that is kept", xlim=(0, 1))
     figure.suptitle("measured on held-out prompts, mean over layers where none is named")
     figure.savefig(path, dpi=110)
 
