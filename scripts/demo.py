@@ -36,10 +36,10 @@ def show() -> None:
     console = Console(emoji=False, highlight=False)
     with Engine.load("demo") as engine:
         for question in QUESTIONS:
-            console.print(f"\n{question}", style="bold")
+            console.print(f"\n{question}", style="bold", soft_wrap=True)
             stream = engine.stream(messages=[{"role": "user", "content": question}], threshold=0.9)
             for picture in pictures(stream, engine.tokenizer.decode):
-                console.print(picture)
+                console.print(picture, soft_wrap=True)
 
 
 def compare() -> None:

@@ -42,7 +42,7 @@ from relume.trace.views import expert_counts
 
 RELUME = Path(sys.executable).parent / "relume"
 #: Weights on what is resident.
-RESIDENTS = (0.05, 0.1, 0.2)
+RESIDENTS = (0.05, 0.1)
 PHASES = ("prefill", "first", "later", "commit")
 HEAD = (
     "| model | routing | strategy | exact match | active | hit rate | bound (simulated) | prefill | first | later "

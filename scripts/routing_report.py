@@ -73,7 +73,7 @@ def note(
     earlier, earlier_ids = before
     shared = (active & (expert_counts(earlier_ids, num_experts) > 0)).sum(axis=1) / active.sum(axis=1)
     same_block = earlier.start == span.start
-    sums["set_overlap"]["within_block" if same_block else "across_border"] += shared.tolist()
+    sums["set_overlap"]["within_block" if same_block else "across_border"].append(float(shared.mean()))
     if not same_block:
         return
     kept = (earlier_ids[:, :, :, None] == ids[:, :, None, :]).any(-1).mean(axis=(0, 2))
@@ -103,12 +103,17 @@ def summarise(sums: Sums, histogram: np.ndarray) -> dict[str, Any]:
         "iterations": len(shares) // len(by_layer),
         "active_share": sum(shares) / len(shares),
         "active_share_by_layer_and_iteration": by_layer,
-        "set_overlap": {name: mean_of(values) for name, values in sums["set_overlap"].items()},
-        "kept": {name: mean_of(values) for name, values in sorted(sums["kept"].items()) if len(values) >= FEWEST},
+        "set_overlap": means_of(sums["set_overlap"]),
+        "kept": means_of(sums["kept"]),
         "load_over_mean": {"least": float(load.min()), "largest": float(load.max())},
         "dead_experts": int((histogram == 0).sum()),
         "load_histogram": {"edges": LOAD_BINS.tolist(), "experts": np.histogram(load, bins=LOAD_BINS)[0].tolist()},
     }
+
+
+def means_of(sums: dict[Any, list[float]]) -> dict[str, dict[str, float]]:
+    """Of all that have enough values, by name."""
+    return {name: mean_of(values) for name, values in sorted(sums.items()) if len(values) >= FEWEST}
 
 
 def mean_of(values: list[float]) -> dict[str, float]:

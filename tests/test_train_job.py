@@ -113,19 +113,19 @@ def test_values_that_change_on_a_resume_count(tmp_path: Path, name: str) -> None
 
 
 def test_bfloat16_forwards_train_float32_weights(tmp_path: Path) -> None:
-    train(small_config(run={"dtype": "bfloat16", "steps": 8}), tmp_path)
-    lines = metrics(tmp_path)
+    for dtype in ("bfloat16", "float32"):
+        train(small_config(run={"dtype": dtype, "steps": 8}), tmp_path / dtype)
+    lines, exact = metrics(tmp_path / "bfloat16"), metrics(tmp_path / "float32")
     assert lines[-1]["loss"] < lines[0]["loss"]
-    assert all(weight.dtype == torch.float32 for weight in stored_weights(tmp_path).values())
+    assert lines[0]["loss"] != exact[0]["loss"] and lines[0]["loss"] == pytest.approx(exact[0]["loss"], rel=0.05)
+    assert all(weight.dtype == torch.float32 for weight in stored_weights(tmp_path / "bfloat16").values())
 
 
 def test_the_command_trains_from_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "Two and two?", "answer": "4"}\n' * 3)
     shape = "\n".join(f"{key} = {value}" for key, value in SHAPE.items())
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        f"[model.shape]\n{shape}\n[data]\nfiles = ['{tmp_path / 'mine.jsonl'}']\n[run]\nsteps = 3\n"
-    )
+    recipe.write_text(f"[model.shape]\n{shape}\n[data]\nfiles = ['{tmp_path / 'mine.jsonl'}']\n[run]\nsteps = 3\n")
     done = run("train", recipe, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "out" / "checkpoint")

@@ -31,7 +31,9 @@ def eval_model(
     num_prompts: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Held-out prompts in all, spread over the tasks; by default 1000, or all of --prompts."
+            min=1,
+            help="Held-out prompts in all, spread over the tasks; by default 1000, or as many as there are. Of "
+            "--prompts by default all.",
         ),
     ] = None,
     variants: Annotated[

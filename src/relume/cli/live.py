@@ -23,7 +23,7 @@ def watch(stream: Stream, decode: Decode) -> None:
     console = Console(stderr=True, emoji=False, highlight=False)
     if not console.is_terminal:
         for picture in pictures(stream, decode):
-            console.print(picture)
+            console.print(picture, soft_wrap=True)
         return
     with Live(console=console, transient=True, auto_refresh=False) as display:
         for picture in pictures(stream, decode):

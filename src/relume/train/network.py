@@ -62,7 +62,9 @@ class Network:
             f"block_length {config.block_length} is no multiple of the capacity window "
             f"{config.router.capacity_window}",
         )
-        require(bool(config.moe_layers), f"all {config.num_layers} layers are dense: one at least must hold experts")
+        require(
+            bool(config.moe_layers), f"all {config.num_layers} layers are dense: one at least must hold experts"
+        )
         for name in ("hidden_size", "expert_size"):
             width = getattr(config, name)
             require(width % 8 == 0, f"{name} is {width}: grouped matrix products need a multiple of 8")

@@ -115,6 +115,7 @@ class Trainer:
             else:
                 gradients = part.gradients
             parts.append(dataclasses.replace(part, gradients=()))
+            del part  # or its gradients would wait for the next one's
         for weight, gradient in zip(self.optimizer.weights, gradients, strict=True):
             weight.grad = gradient
         loss = float(torch.stack([part.loss for part in parts]).sum())
