@@ -38,7 +38,17 @@ def test_variants() -> None:
     assert Variant.parse("threshold:0.9").options == {"decoder": "threshold", "threshold": 0.9}
     assert Variant.parse("joint:speed").options == {"decoder": "joint", "mode": "speed"}
     assert Variant.parse("joint:quality:0.8").options == {"decoder": "joint", "mode": "quality", "threshold": 0.8}
-    for text in ("magic", "threshold:high", "threshold:2", "threshold:speed"):
+    without_post = Variant.parse("joint:speed:post=0")
+    assert without_post.options == {"decoder": "joint", "mode": "speed", "max_post_iterations": 0}
+    for text in (
+        "magic",
+        "threshold:high",
+        "threshold:2",
+        "threshold:speed",
+        "joint:post=x",
+        "joint:pre=1",
+        "joint:post=-1",
+    ):
         with pytest.raises(RelumeError):
             Variant.parse(text)
 

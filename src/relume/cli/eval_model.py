@@ -37,7 +37,8 @@ def eval_model(
         ),
     ] = None,
     variants: Annotated[
-        str, typer.Option(help="decoder[:mode][:threshold], separated by commas: threshold:0.9,joint:speed")
+        str,
+        typer.Option(help="decoder[:mode][:threshold][:post=n], separated by commas: threshold:0.9,joint:speed"),
     ] = DEFAULT_VARIANT,
     block_lengths: Annotated[
         str | None, typer.Option(help="Positions decoded together, as 8,16,32; by default the model's.")
