@@ -69,7 +69,7 @@ def test_the_report_goes_on_where_it_stopped(base: Path, distilled: Path, tmp_pa
     }
     assert (tmp_path / "dmoe.png").exists()
     text = (tmp_path / "dmoe.md").read_text()
-    assert text.startswith("Measured on ") and str(tmp_path) not in text
+    assert "\nMeasured on " in text and "](dmoe.png)" in text and str(tmp_path) not in text
 
     kept = tmp_path / "dmoe.rows.jsonl"
     kept.write_text(kept.read_text()[:-100])  # the last line is cut off
